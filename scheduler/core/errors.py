@@ -1,0 +1,27 @@
+"""Why the scheduler says no.
+
+SchedulerError
+├── Rejected   never queued: refused when it was submitted
+└── Evicted    was queued, then dropped: longest wait, room for others, cancelled by an admin
+"""
+
+from __future__ import annotations
+
+
+class SchedulerError(Exception):
+    """``reason`` is one of the codes clients and records see; ``retry_after`` is in seconds, 1–60,
+    or None where waiting cannot help."""
+
+    def __init__(self, reason: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+
+class Rejected(SchedulerError):
+    """The job was never queued."""
+
+
+class Evicted(SchedulerError):
+    """The job was queued and has been dropped without being served."""

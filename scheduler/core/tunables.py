@@ -1,0 +1,35 @@
+"""Every number of the scheduling rules that an admin may change, with the defaults of the rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tunables:
+    """Tokens, seconds and points; the rule that uses each is named beside it."""
+
+    share_mode: Literal["user", "group"] = "user"  # R14
+    quantum: float = 1000.0  # R2, tokens per unit of weight
+    cost_input_token: float = 1.0  # R1
+    cost_output_token: float = 1.0  # R1
+    cost_cached_token: float | None = None  # R1; None = the input price
+    debt_cap: float = 8192.0  # R7, R8, tokens
+    fairness_window: float = 300.0  # R9, seconds
+    deprioritize_threshold: float = 0.5  # R9, fraction of settled tokens
+    burst_credit_rate: float = 100.0  # R10, tokens per idle second
+    burst_credit_cap: float = 1000.0  # R10, tokens per unit of weight
+    wait_bonus_rate: float = 1.0  # R11, tokens per second
+    max_wait: float = 300.0  # R16, seconds
+    max_queued: int | None = None  # R16, jobs in total; None = only the backends' bounds
+    max_queued_per_user: int | None = None  # R16
+    score_model_loaded: float = 100.0  # P2, points
+    score_low_utilization: float = 50.0
+    score_latency: float = 40.0
+    score_short_queue: float = 30.0
+    score_high_throughput: float = 20.0
+    score_cache_affinity: float = 60.0  # P3
+    backend_fail_window: float = 30.0  # P5, seconds
+    backend_stale_after: float = 30.0  # P1, seconds
+    backend_max_attempts: int = 3  # P6
