@@ -1,0 +1,184 @@
+"""Groups, users, quotas and API keys: who may use the cluster, and with what weight and limits."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from django.contrib.auth.models import AbstractUser
+from django.core.validators import MaxValueValidator, MinLengthValidator, MinValueValidator
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from simple_history.models import HistoricalRecords
+
+MAX_WEIGHT = Decimal("1000000000")
+KEY_PREFIX = "mr-"
+MIN_KEY_LENGTH = 32
+
+
+def weight_field(**options: Any) -> models.DecimalField[Any, Any]:
+    """A share weight: decimal, 0 (background) to 1e9, or null for "not set here"."""
+    return models.DecimalField(
+        max_digits=16,
+        decimal_places=6,
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0), MaxValueValidator(MAX_WEIGHT)],
+        **options,
+    )
+
+
+def weight_constraint(field: str, name: str) -> models.CheckConstraint:
+    """Both ends are checked: a one-sided check would let NaN through."""
+    in_range = Q(**{f"{field}__gte": 0}) & Q(**{f"{field}__lte": MAX_WEIGHT})
+    return models.CheckConstraint(condition=Q(**{f"{field}__isnull": True}) | in_range, name=name)
+
+
+class BudgetPeriod(models.TextChoices):
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+class Limits(models.Model):
+    """What a group, a user or a key may use. Null means no limit, 0 means nothing."""
+
+    requests_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Requests per minute. Empty: no limit; 0: none allowed."
+    )
+    tokens_per_minute = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="Tokens per minute. Empty: no limit; 0: none allowed."
+    )
+    max_concurrent = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="Requests waiting or running at once, for each user. Empty: no limit.",
+    )
+    token_budget = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="Tokens per budget period. Empty: no limit."
+    )
+    budget_period = models.CharField(
+        max_length=5, choices=BudgetPeriod, null=True, blank=True, help_text="Calendar period."
+    )
+    max_wait = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0)],
+        help_text="Longest wait in the queue, in seconds. Empty: the site's default.",
+    )
+    max_queued = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Requests waiting at once. Empty: no limit."
+    )
+
+    class Meta:
+        abstract = True
+
+
+class Group(Limits):
+    """People who share one weight, for example a faculty, its staff or its students."""
+
+    name = models.CharField(max_length=100, unique=True)
+    description = models.TextField(blank=True)
+    scheduler_weight = weight_field(
+        help_text="Share of the cluster relative to the other groups. 0: served only when nobody "
+        "else can use the slot. Empty: the deprecated SCHEDULER_WEIGHT_* variables."
+    )
+    allowed_models = models.JSONField(
+        null=True, blank=True, help_text="List of model names. Empty: every model."
+    )
+    history = HistoricalRecords()
+
+    class Meta:
+        db_table = "groups"
+        ordering: ClassVar = ["name"]
+        constraints: ClassVar = [weight_constraint("scheduler_weight", "group_weight_in_range")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Role(models.TextChoices):
+    USER = "user", "User: own data"
+    AUDITOR = "auditor", "Auditor: reads everything"
+    OPERATOR = "operator", "Operator: backends and queue"
+
+
+class User(AbstractUser):
+    """Somebody who sends requests, signs in to the pages, or both."""
+
+    # The project's own group and roles replace Django's groups and per-user permissions.
+    groups = None  # type: ignore[assignment]
+    user_permissions = None  # type: ignore[assignment]
+    group = models.ForeignKey(
+        Group, on_delete=models.PROTECT, null=True, blank=True, related_name="members"
+    )
+    role = models.CharField(max_length=10, choices=Role, default=Role.USER)
+    history = HistoricalRecords(excluded_fields=["password", "last_login"])
+
+    class Meta:
+        ordering: ClassVar = ["username"]
+
+    def __str__(self) -> str:
+        return self.username
+
+
+class Quota(Limits):
+    """What differs for one user from the group's defaults. At most one per user."""
+
+    user = models.OneToOneField(User, on_delete=models.CASCADE, related_name="quota")
+    weight_override = weight_field(
+        help_text="Takes precedence over the group's weight. Empty: the group's weight."
+    )
+    history = HistoricalRecords()
+
+    class Meta:
+        constraints: ClassVar = [weight_constraint("weight_override", "quota_weight_in_range")]
+
+    def __str__(self) -> str:
+        return f"quota of {self.user}"
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 of a key, hex. A key carries 256 random bits, so a slow hash would add nothing."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class ApiKey(models.Model):
+    """A bearer key. Only its hash and a recognisable prefix are stored."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_keys")
+    name = models.CharField(max_length=100, help_text="What the key is for, e.g. laptop.")
+    prefix = models.CharField(max_length=16, editable=False)
+    sha256 = models.CharField(
+        max_length=64, unique=True, editable=False, validators=[MinLengthValidator(64)]
+    )
+    enabled = models.BooleanField(default=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    may_name_end_user = models.BooleanField(
+        default=False, help_text="Trusted to name the end user behind it, who then gets the share."
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    history = HistoricalRecords(excluded_fields=["sha256"])
+
+    class Meta:
+        ordering: ClassVar = ["user", "name"]
+        verbose_name = "API key"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["user", "name"], name="key_name_once_per_user")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.prefix}… ({self.name})"
+
+    def set_key(self, key: str) -> None:
+        """Take over ``key``, of which only the hash and the prefix are kept."""
+        self.sha256 = hash_key(key)
+        self.prefix = key[:9]
+
+    @staticmethod
+    def generate() -> str:
+        """A new key: 256 random bits in hex after a recognisable prefix."""
+        return KEY_PREFIX + secrets.token_hex(32)

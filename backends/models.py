@@ -1,0 +1,240 @@
+"""Nodes, backends and their models: configuration an admin makes, and status that polls write.
+
+Configuration and status live in separate tables, so that a poll never counts as a change of
+configuration and never overwrites an admin's edit.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.conf import settings
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.utils import timezone
+from simple_history.models import HistoricalRecords
+
+from backends.crypto import EncryptedTextField
+from backends.validators import validate_base_url, validate_model_names
+
+
+class Engine(models.TextChoices):
+    AUTO = "auto", "detect"
+    VLLM = "vllm", "vLLM"
+    LLAMACPP = "llamacpp", "llama.cpp"
+    OLLAMA = "ollama", "Ollama"
+    SGLANG = "sglang", "SGLang"
+    OPENAI = "openai", "OpenAI-compatible"
+
+
+class Strategy(models.TextChoices):
+    SCORE = "score", "score: best total of points"
+    AFFINITY = "affinity", "affinity: the same backend for the same conversation"
+    ROUND_ROBIN = "round_robin", "round robin: each in turn"
+
+
+def default_max_concurrent() -> int:
+    return int(settings.VLLM_MAX_NUM_SEQS)
+
+
+def default_max_queue() -> int:
+    return int(settings.VLLM_MAX_QUEUE_DEPTH)
+
+
+def default_connect_timeout() -> float:
+    return float(settings.BACKEND_CONNECT_TIMEOUT)
+
+
+def default_first_byte_timeout() -> float:
+    return float(settings.BACKEND_FIRST_BYTE_TIMEOUT)
+
+
+def default_chunk_timeout() -> float:
+    return float(settings.BACKEND_CHUNK_TIMEOUT)
+
+
+def default_poll_interval() -> float:
+    return float(settings.BACKEND_POLL_INTERVAL)
+
+
+class Node(models.Model):
+    """A machine with GPUs."""
+
+    name = models.CharField(max_length=100, unique=True)
+    telemetry_url = models.URLField(
+        blank=True, help_text="A DCGM exporter's /metrics or a JSON endpoint. Empty: not polled."
+    )
+    history = HistoricalRecords()
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NodeStatus(models.Model):
+    """What the last poll of a node said. Null is unknown, never 0."""
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, related_name="status")
+    observed_at = models.DateTimeField(null=True)
+    error = models.TextField(blank=True)
+    gpus = models.JSONField(default=list)
+
+    class Meta:
+        verbose_name_plural = "node statuses"
+
+    def __str__(self) -> str:
+        return f"status of {self.node}"
+
+
+class Backend(models.Model):
+    """One LLM server."""
+
+    name = models.CharField(max_length=100, unique=True)
+    base_url = models.CharField(
+        max_length=500,
+        validators=[validate_base_url],
+        help_text="For example http://gpu-1:8000; may end in /v1.",
+    )
+    engine = models.CharField(max_length=10, choices=Engine, default=Engine.AUTO)
+    api_key = EncryptedTextField(
+        null=True, blank=True, help_text="The backend's own key. Stored encrypted, never shown."
+    )
+    max_concurrent = models.PositiveIntegerField(
+        default=default_max_concurrent, help_text="Requests it runs at once (its slots)."
+    )
+    max_queue = models.PositiveIntegerField(
+        default=default_max_queue,
+        help_text="Requests that may wait for it. 0: served if a slot is free, else refused.",
+    )
+    priority = models.FloatField(default=0, help_text="Each unit adds 10 points to its score.")
+    enabled = models.BooleanField(default=True)
+    draining = models.BooleanField(
+        default=False, help_text="Finishes what runs and gets nothing new."
+    )
+    connect_timeout = models.FloatField(
+        default=default_connect_timeout, validators=[MinValueValidator(0.001)], help_text="Seconds."
+    )
+    first_byte_timeout = models.FloatField(
+        default=default_first_byte_timeout,
+        validators=[MinValueValidator(0.001)],
+        help_text="Seconds from sending a request to the first byte of its answer.",
+    )
+    chunk_timeout = models.FloatField(
+        default=default_chunk_timeout,
+        validators=[MinValueValidator(0.001)],
+        help_text="Seconds between two parts of an answer.",
+    )
+    poll_interval = models.FloatField(
+        default=default_poll_interval, validators=[MinValueValidator(0.1)], help_text="Seconds."
+    )
+    node = models.ForeignKey(
+        Node, on_delete=models.SET_NULL, null=True, blank=True, related_name="backends"
+    )
+    history = HistoricalRecords(excluded_fields=["api_key"])
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class BackendModel(models.Model):
+    """A model on a backend: found there by a poll, named by hand, or both.
+
+    ``vision`` … ``embeddings`` and ``context_length``, ``vram_mib`` are set by hand and win over
+    the ``detected_…`` ones (yes, no, or null for "as detected").
+    """
+
+    backend = models.ForeignKey(Backend, on_delete=models.CASCADE, related_name="models")
+    name = models.CharField(max_length=300)
+    by_hand = models.BooleanField(default=True, help_text="Kept although the backend lists it not.")
+    listed = models.BooleanField(default=False, editable=False)
+    vision = models.BooleanField(null=True, blank=True)
+    tools = models.BooleanField(null=True, blank=True)
+    json = models.BooleanField(null=True, blank=True)
+    embeddings = models.BooleanField(null=True, blank=True)
+    context_length = models.PositiveIntegerField(null=True, blank=True, help_text="Tokens.")
+    vram_mib = models.FloatField(null=True, blank=True, help_text="Needed to load it, in MiB.")
+    detected_vision = models.BooleanField(null=True, editable=False)
+    detected_tools = models.BooleanField(null=True, editable=False)
+    detected_json = models.BooleanField(null=True, editable=False)
+    detected_embeddings = models.BooleanField(null=True, editable=False)
+    detected_context_length = models.PositiveIntegerField(null=True, editable=False)
+    detected_vram_mib = models.FloatField(null=True, editable=False)
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["backend", "name"], name="model_once_per_backend")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.backend}"
+
+
+class BackendStatus(models.Model):
+    """What the last polls of a backend said. Null is unknown, never 0; each age is shown."""
+
+    backend = models.OneToOneField(Backend, on_delete=models.CASCADE, related_name="status")
+    claimed_until = models.DateTimeField(null=True, help_text="A poll is under way until then.")
+    attempted_at = models.DateTimeField(null=True)
+    observed_at = models.DateTimeField(null=True, help_text="Start of the last successful poll.")
+    reachable = models.BooleanField(null=True)
+    error = models.TextField(blank=True)
+    detected_engine = models.CharField(max_length=10, choices=Engine, blank=True)
+    version = models.CharField(max_length=100, blank=True)
+    running = models.PositiveIntegerField(null=True)
+    waiting = models.PositiveIntegerField(null=True)
+    slots = models.PositiveIntegerField(null=True)
+    kv_use = models.FloatField(null=True, help_text="0..1")
+    loaded_models = models.JSONField(null=True, help_text="{name: VRAM in MiB or null}")
+    vram_total_mib = models.FloatField(null=True)
+    vram_free_mib = models.FloatField(null=True)
+
+    class Meta:
+        verbose_name_plural = "backend statuses"
+
+    def __str__(self) -> str:
+        return f"status of {self.backend}"
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Seconds since the last successful poll began, or None."""
+        if self.observed_at is None:
+            return None
+        return (timezone.now() - self.observed_at).total_seconds()
+
+
+class Alias(models.Model):
+    """Another name for a model: the first target that a backend has is used."""
+
+    name = models.CharField(max_length=300, unique=True)
+    targets = models.JSONField(
+        validators=[validate_model_names], help_text="List of model names, best first."
+    )
+    history = HistoricalRecords()
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+        verbose_name_plural = "aliases"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ModelStrategy(models.Model):
+    """How a backend is chosen for one model. Models without a row are placed by score."""
+
+    model_name = models.CharField(max_length=300, unique=True)
+    strategy = models.CharField(max_length=12, choices=Strategy, default=Strategy.SCORE)
+    history = HistoricalRecords()
+
+    class Meta:
+        ordering: ClassVar = ["model_name"]
+        verbose_name_plural = "model strategies"
+
+    def __str__(self) -> str:
+        return f"{self.model_name}: {self.strategy}"

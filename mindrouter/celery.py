@@ -1,0 +1,12 @@
+"""The Celery application: polls of backends and other work in the background."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
+app = Celery("mindrouter")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()

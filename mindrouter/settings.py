@@ -1,0 +1,265 @@
+"""Every setting of the project, each readable from the environment.
+
+Wrong values become numbered system checks (``scheduler.checks``). Secrets are generated on first
+start into the data folder, readable by their owner only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+import django_stubs_ext
+import environ
+from cryptography.fernet import Fernet
+
+django_stubs_ext.monkeypatch()
+
+env = environ.Env()
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+def env_number(name: str, default: float | None) -> float | int | None | str:
+    """A number; what is not one is returned as text, for the system checks to report."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def secret(name: str, generate: Any) -> str:
+    """The environment's ``name``, else the data folder's file of that name, else a new one."""
+    if os.environ.get(name):
+        return os.environ[name]
+    path = DATA_DIR / name.lower()
+    try:
+        # O_EXCL: of several processes started at once, one writes and the others read.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text().strip()
+    with os.fdopen(handle, "w") as file:
+        value = str(generate())
+        file.write(value)
+    return value
+
+
+# ---- where things are
+DATA_DIR = Path(os.environ.get("MINDROUTER_DATA") or BASE_DIR / "var").resolve()
+DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+SPOOL_DIR = DATA_DIR / "spool"
+HOST = env.str("HOST", "127.0.0.1")
+PORT = env.int("PORT", 8000)
+
+# ---- security
+DEBUG = env.bool("DEBUG", False)
+SECRET_KEY = secret("SECRET_KEY", lambda: secrets.token_urlsafe(50))
+FIELD_ENCRYPTION_KEY = secret("FIELD_ENCRYPTION_KEY", lambda: Fernet.generate_key().decode())
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["*"])
+CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+CORS_ALLOWED_ORIGINS = env.list("CORS_ALLOWED_ORIGINS", default=[])
+SESSION_COOKIE_HTTPONLY = True
+X_FRAME_OPTIONS = "DENY"
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.Argon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+AUTH_USER_MODEL = "accounts.User"
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "accounts.authentication.RoleBackend",
+]
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = 0.25  # hours
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+LOGIN_URL = "admin:login"
+
+# ---- applications
+INSTALLED_APPS = [
+    "daphne",  # first: its runserver is the one used
+    "unfold.apps.BasicAppConfig",
+    "unfold.contrib.filters",
+    "unfold.contrib.simple_history",
+    "mindrouter.apps.SiteConfig",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "channels",
+    "rest_framework",
+    "drf_spectacular",
+    "django_htmx",
+    "axes",
+    "simple_history",
+    "accounts.apps.AccountsConfig",
+    "backends.apps.BackendsConfig",
+    "scheduler.apps.SchedulerConfig",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "simple_history.middleware.HistoryRequestMiddleware",
+    "axes.middleware.AxesMiddleware",
+]
+ROOT_URLCONF = "mindrouter.urls"
+ASGI_APPLICATION = "mindrouter.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+# ---- database
+DATABASE_URL = env.str("DATABASE_URL", f"sqlite:///{DATA_DIR / 'db.sqlite3'}")
+DATABASES: dict[str, Any] = {"default": dj_database_url.parse(DATABASE_URL)}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["OPTIONS"] = {
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+    }
+else:
+    DATABASES["default"]["OPTIONS"] = {
+        "pool": {"min_size": 0, "max_size": env.int("DATABASE_POOL_SIZE", 8), "timeout": 10}
+    }
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# ---- processes
+REDIS_URL = env.str("REDIS_URL", "")
+CHANNEL_LAYERS = {
+    "default": (
+        {
+            "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+            "CONFIG": {"hosts": [REDIS_URL]},
+        }
+        if REDIS_URL
+        else {"BACKEND": "channels.layers.InMemoryChannelLayer"}
+    )
+}
+CELERY_BROKER_URL = REDIS_URL or "filesystem://"
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_TIMEZONE = "UTC"
+if not REDIS_URL:
+    _BROKER_DIR = DATA_DIR / "celery"
+    for _name in ("queue", "control"):
+        (_BROKER_DIR / _name).mkdir(parents=True, exist_ok=True)
+    CELERY_BROKER_TRANSPORT_OPTIONS = {
+        "data_folder_in": str(_BROKER_DIR / "queue"),
+        "data_folder_out": str(_BROKER_DIR / "queue"),
+        "control_folder": str(_BROKER_DIR / "control"),
+    }
+CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celerybeat-schedule")
+CELERY_BEAT_SCHEDULE = {
+    "poll": {"task": "backends.poll", "schedule": 1.0, "options": {"expires": 2.0}},
+}
+
+# ---- language, time, static files
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = env.str("TIME_ZONE", "UTC")
+USE_I18N = True
+USE_TZ = True
+STATIC_URL = "/static/"
+STATIC_ROOT = DATA_DIR / "static"
+STATICFILES_DIRS = [BASE_DIR / "mindrouter" / "static"]
+WHITENOISE_USE_FINDERS = True
+
+# ---- scheduling (docs/scheduling.md); a value saved on the settings page wins over these
+SCHEDULER_SHARE_MODE = env.str("SCHEDULER_SHARE_MODE", "user")
+SCHEDULER_QUANTUM = env_number("SCHEDULER_QUANTUM", 1000)
+SCHEDULER_COST_INPUT_TOKEN = env_number("SCHEDULER_COST_INPUT_TOKEN", 1)
+SCHEDULER_COST_OUTPUT_TOKEN = env_number("SCHEDULER_COST_OUTPUT_TOKEN", 1)
+SCHEDULER_COST_CACHED_TOKEN = env_number("SCHEDULER_COST_CACHED_TOKEN", None)
+SCHEDULER_DEBT_CAP = env_number("SCHEDULER_DEBT_CAP", 8192)
+SCHEDULER_FAIRNESS_WINDOW = env_number("SCHEDULER_FAIRNESS_WINDOW", 300)
+SCHEDULER_DEPRIORITIZE_THRESHOLD = env_number("SCHEDULER_DEPRIORITIZE_THRESHOLD", 0.5)
+SCHEDULER_BURST_CREDIT_RATE = env_number("SCHEDULER_BURST_CREDIT_RATE", 100)
+SCHEDULER_BURST_CREDIT_CAP = env_number("SCHEDULER_BURST_CREDIT_CAP", 1000)
+SCHEDULER_WAIT_BONUS_RATE = env_number("SCHEDULER_WAIT_BONUS_RATE", 1)
+SCHEDULER_MAX_WAIT = env_number("SCHEDULER_MAX_WAIT", 300)
+SCHEDULER_MAX_QUEUED = env_number("SCHEDULER_MAX_QUEUED", None)
+SCHEDULER_MAX_QUEUED_PER_USER = env_number("SCHEDULER_MAX_QUEUED_PER_USER", None)
+SCHEDULER_SCORE_MODEL_LOADED = env_number("SCHEDULER_SCORE_MODEL_LOADED", 100)
+SCHEDULER_SCORE_LOW_UTILIZATION = env_number("SCHEDULER_SCORE_LOW_UTILIZATION", 50)
+SCHEDULER_SCORE_LATENCY = env_number("SCHEDULER_SCORE_LATENCY", 40)
+SCHEDULER_SCORE_SHORT_QUEUE = env_number("SCHEDULER_SCORE_SHORT_QUEUE", 30)
+SCHEDULER_SCORE_HIGH_THROUGHPUT = env_number("SCHEDULER_SCORE_HIGH_THROUGHPUT", 20)
+SCHEDULER_SCORE_CACHE_AFFINITY = env_number("SCHEDULER_SCORE_CACHE_AFFINITY", 60)
+# Deprecated: groups carry their weights in the database now. Fallbacks where they carry none.
+SCHEDULER_WEIGHT_STUDENT = env_number("SCHEDULER_WEIGHT_STUDENT", 1)
+SCHEDULER_WEIGHT_STAFF = env_number("SCHEDULER_WEIGHT_STAFF", 2)
+SCHEDULER_WEIGHT_FACULTY = env_number("SCHEDULER_WEIGHT_FACULTY", 3)
+SCHEDULER_WEIGHT_ADMIN = env_number("SCHEDULER_WEIGHT_ADMIN", 10)
+
+# ---- backends and gateway; seconds and bytes
+BACKEND_FAIL_WINDOW = env_number("BACKEND_FAIL_WINDOW", 30)
+BACKEND_STALE_AFTER = env_number("BACKEND_STALE_AFTER", 30)
+BACKEND_MAX_ATTEMPTS = env_number("BACKEND_MAX_ATTEMPTS", 3)
+BACKEND_POLL_INTERVAL = env_number("BACKEND_POLL_INTERVAL", 5)
+BACKEND_CONNECT_TIMEOUT = env_number("BACKEND_CONNECT_TIMEOUT", 5)
+BACKEND_FIRST_BYTE_TIMEOUT = env_number("BACKEND_FIRST_BYTE_TIMEOUT", 600)
+BACKEND_CHUNK_TIMEOUT = env_number("BACKEND_CHUNK_TIMEOUT", 120)
+VLLM_MAX_NUM_SEQS = env_number("VLLM_MAX_NUM_SEQS", 16)
+VLLM_MAX_QUEUE_DEPTH = env_number("VLLM_MAX_QUEUE_DEPTH", 128)
+QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)
+MAX_BODY_BYTES = env_number("MAX_BODY_BYTES", 32 * 1024 * 1024)
+SHUTDOWN_GRACE = env_number("SHUTDOWN_GRACE", 30)
+
+# ---- management API
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "rest_framework.authentication.SessionAuthentication",
+        "accounts.authentication.ApiKeyAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "UNAUTHENTICATED_USER": None,
+}
+SPECTACULAR_SETTINGS = {"TITLE": "MindRouter management API", "VERSION": "1"}
+
+# ---- logs: one line each, to standard error
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", "INFO")},
+}
+
+UNFOLD = {
+    "SITE_TITLE": "MindRouter",
+    "SITE_HEADER": "MindRouter",
+    "SITE_SUBHEADER": "fair shares of an LLM cluster",
+    "SITE_SYMBOL": "hub",
+    "SHOW_HISTORY": True,
+    "SIDEBAR": {"navigation": "mindrouter.site.navigation"},
+}

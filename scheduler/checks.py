@@ -1,0 +1,97 @@
+"""Wrong settings become numbered system checks instead of surprises at run time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+#: setting -> (lowest allowed value, may it be None)
+NUMBERS: dict[str, tuple[float, bool]] = {
+    "SCHEDULER_QUANTUM": (1, False),
+    "SCHEDULER_COST_INPUT_TOKEN": (0, False),
+    "SCHEDULER_COST_OUTPUT_TOKEN": (0, False),
+    "SCHEDULER_COST_CACHED_TOKEN": (0, True),
+    "SCHEDULER_DEBT_CAP": (0, False),
+    "SCHEDULER_FAIRNESS_WINDOW": (1, False),
+    "SCHEDULER_DEPRIORITIZE_THRESHOLD": (0.5, False),
+    "SCHEDULER_BURST_CREDIT_RATE": (0, False),
+    "SCHEDULER_BURST_CREDIT_CAP": (0, False),
+    "SCHEDULER_WAIT_BONUS_RATE": (0, False),
+    "SCHEDULER_MAX_WAIT": (0, False),
+    "SCHEDULER_MAX_QUEUED": (0, True),
+    "SCHEDULER_MAX_QUEUED_PER_USER": (0, True),
+    "SCHEDULER_SCORE_MODEL_LOADED": (0, False),
+    "SCHEDULER_SCORE_LOW_UTILIZATION": (0, False),
+    "SCHEDULER_SCORE_LATENCY": (0, False),
+    "SCHEDULER_SCORE_SHORT_QUEUE": (0, False),
+    "SCHEDULER_SCORE_HIGH_THROUGHPUT": (0, False),
+    "SCHEDULER_SCORE_CACHE_AFFINITY": (0, False),
+    "SCHEDULER_WEIGHT_STUDENT": (0, False),
+    "SCHEDULER_WEIGHT_STAFF": (0, False),
+    "SCHEDULER_WEIGHT_FACULTY": (0, False),
+    "SCHEDULER_WEIGHT_ADMIN": (0, False),
+    "BACKEND_FAIL_WINDOW": (0, False),
+    "BACKEND_STALE_AFTER": (0.1, False),
+    "BACKEND_MAX_ATTEMPTS": (1, False),
+    "BACKEND_POLL_INTERVAL": (0.1, False),
+    "BACKEND_CONNECT_TIMEOUT": (0.001, False),
+    "BACKEND_FIRST_BYTE_TIMEOUT": (0.001, False),
+    "BACKEND_CHUNK_TIMEOUT": (0.001, False),
+    "QUEUE_KEEPALIVE_AFTER": (0, False),
+    "MAX_BODY_BYTES": (1, False),
+    "SHUTDOWN_GRACE": (0, False),
+    "VLLM_MAX_NUM_SEQS": (0, False),
+    "VLLM_MAX_QUEUE_DEPTH": (0, False),
+}
+
+
+@register("mindrouter")
+def check_numbers(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E001: a setting is not a number, or below its lowest value."""
+    problems: list[CheckMessage] = []
+    for name, (low, may_be_none) in NUMBERS.items():
+        value = getattr(settings, name)
+        if value is None and may_be_none:
+            continue
+        if not isinstance(value, int | float) or math.isnan(value) or not low <= value < math.inf:
+            problems.append(
+                Error(
+                    f"{name} is {value!r}.",
+                    hint=f"Set the variable {name} to a number of at least {low:g}.",
+                    id="mindrouter.E001",
+                )
+            )
+    return problems
+
+
+@register("mindrouter")
+def check_share_mode(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E002: SCHEDULER_SHARE_MODE is neither user nor group."""
+    if settings.SCHEDULER_SHARE_MODE in ("user", "group"):
+        return []
+    return [
+        Error(
+            f"SCHEDULER_SHARE_MODE is {settings.SCHEDULER_SHARE_MODE!r}.",
+            hint="Set it to user or group.",
+            id="mindrouter.E002",
+        )
+    ]
+
+
+@register("mindrouter")
+def check_connection_age(**_: Any) -> list[CheckMessage]:
+    """mindrouter.W001: persistent connections without a pool leak under ASGI."""
+    database = settings.DATABASES["default"]
+    pooled = database.get("OPTIONS", {}).get("pool")
+    if database.get("CONN_MAX_AGE", 0) == 0 or pooled:
+        return []
+    return [
+        Warning(
+            "CONN_MAX_AGE is not 0 and the database has no connection pool.",
+            hint="Under ASGI each request's thread keeps its connection; use the pool instead.",
+            id="mindrouter.W001",
+        )
+    ]

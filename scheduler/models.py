@@ -1,0 +1,179 @@
+"""What the scheduler keeps in the database: decisions, checkpoints, and the site's settings."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from simple_history.models import HistoricalRecords
+
+
+class Outcome(models.TextChoices):
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class Decision(models.Model):
+    """One row per request: what was asked, why it waited, where it went and what it cost.
+
+    Append-only. Users, groups and backends are kept by number and by name, without foreign keys:
+    a row stays true after they are renamed or deleted. Deficits, weights and the like are the
+    values at the moment of the choice.
+    """
+
+    request_id = models.CharField(max_length=64, unique=True)
+    client_request_id = models.CharField(max_length=128, null=True, db_index=True)
+    user_id = models.BigIntegerField(null=True)
+    user = models.CharField(max_length=150, blank=True)
+    group = models.CharField(max_length=100, blank=True)
+    end_user = models.CharField(max_length=200, blank=True)
+    model_requested = models.CharField(max_length=300, blank=True)
+    model_served = models.CharField(max_length=300, blank=True)
+    dialect = models.CharField(max_length=20)
+    endpoint = models.CharField(max_length=40)
+    stream = models.BooleanField(default=False)
+
+    status = models.PositiveSmallIntegerField(null=True)
+    outcome = models.CharField(max_length=10, choices=Outcome)
+    reason = models.CharField(max_length=40, blank=True)
+    message = models.TextField(blank=True)
+
+    selected_backend_id = models.BigIntegerField(null=True)
+    selected_backend = models.CharField(max_length=100, blank=True)
+    candidate_backends = models.JSONField(default=list)
+    backend_names = models.JSONField(default=dict)
+    scores = models.JSONField(default=dict)
+    score_parts = models.JSONField(default=dict)
+    constraints = models.JSONField(default=dict)
+    selection_reason = models.CharField(max_length=30, blank=True)
+    attempts = models.JSONField(default=list)
+
+    user_deficit = models.FloatField(null=True)
+    user_weight = models.FloatField(null=True)
+    user_group = models.CharField(max_length=100, null=True)
+    user_recent_usage = models.FloatField(null=True)
+    burst_credits = models.FloatField(null=True)
+    deprioritization_factor = models.FloatField(null=True)
+    wait_bonus = models.FloatField(null=True)
+    priority = models.FloatField(null=True)
+    wait_reason = models.CharField(max_length=30, blank=True)
+    position_at_arrival = models.PositiveIntegerField(null=True)
+    served_ahead = models.JSONField(default=dict)
+
+    prompt_tokens = models.PositiveBigIntegerField(null=True)
+    cached_tokens = models.PositiveBigIntegerField(null=True)
+    completion_tokens = models.PositiveBigIntegerField(null=True)
+    usage_estimated = models.BooleanField(default=False)
+    charged_tokens = models.FloatField(default=0)
+
+    arrived_at = models.DateTimeField(db_index=True)
+    queued_at = models.DateTimeField(null=True)
+    dispatched_at = models.DateTimeField(null=True)
+    first_byte_at = models.DateTimeField(null=True)
+    first_token_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    configuration_version = models.PositiveBigIntegerField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-arrived_at", "-id"]
+        indexes: ClassVar = [
+            models.Index(fields=["user", "-arrived_at"], name="decision_by_user"),
+            models.Index(fields=["model_requested", "-arrived_at"], name="decision_by_model"),
+            models.Index(fields=["selected_backend", "-arrived_at"], name="decision_by_backend"),
+            models.Index(fields=["outcome", "-arrived_at"], name="decision_by_outcome"),
+        ]
+
+    def __str__(self) -> str:
+        return self.request_id
+
+
+class SpoolCursor(models.Model):
+    """How far a spool file has been loaded; moved in the transaction that inserts its rows."""
+
+    file_name = models.CharField(max_length=200, unique=True)
+    offset = models.PositiveBigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.file_name}@{self.offset}"
+
+
+class ShareCheckpoint(models.Model):
+    """The scheduler's memory of who has had how much, so that a restart forgives no debt."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    saved_at = models.DateTimeField()
+    state = models.JSONField()
+
+    def __str__(self) -> str:
+        return f"checkpoint of {self.saved_at}"
+
+
+class ConfigurationVersion(models.Model):
+    """One row that database triggers raise on any change of the configuration."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    version = models.PositiveBigIntegerField(default=1)
+
+    def __str__(self) -> str:
+        return str(self.version)
+
+
+def _number(help_text: str, low: float = 0, high: float | None = None) -> models.FloatField:  # type: ignore[type-arg]
+    limits = [MinValueValidator(low)] + ([MaxValueValidator(high)] if high is not None else [])
+    return models.FloatField(null=True, blank=True, validators=limits, help_text=help_text)
+
+
+def _count(help_text: str, low: int = 0) -> models.PositiveIntegerField:  # type: ignore[type-arg]
+    return models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(low)], help_text=help_text
+    )
+
+
+class ShareMode(models.TextChoices):
+    USER = "user", "user: each user carries the group's weight"
+    GROUP = "group", "group: each group gets its weight's share, split among its members"
+
+
+class SiteSettings(models.Model):
+    """What an admin may change while running. Null: the environment variable, or its default.
+
+    The fields are named like the variables, in lower case and without ``SCHEDULER_``.
+    """
+
+    share_mode = models.CharField(max_length=5, choices=ShareMode, null=True, blank=True)
+    quantum = _number("Tokens per unit of weight and round (R2).", 1)
+    cost_input_token = _number("Price of a prompt token (R1).")
+    cost_output_token = _number("Price of an output token (R1).")
+    cost_cached_token = _number("Price of a cached prompt token (R1). Empty: the input price.")
+    debt_cap = _number("Tokens of debt a returning user keeps at most (R7).")
+    fairness_window = _number("Seconds over which heavy use is measured (R9).", 1)
+    deprioritize_threshold = _number("Share of recent tokens that makes a user heavy (R9).", 0.5, 1)
+    burst_credit_rate = _number("Credits per idle second and unit of weight (R10).")
+    burst_credit_cap = _number("Most credits per unit of weight (R10).")
+    wait_bonus_rate = _number("Tokens of priority per second waited (R11).")
+    max_wait = _number("Longest wait in the queue, in seconds (R16).")
+    max_queued = _count("Waiting requests in total (R16).")
+    max_queued_per_user = _count("Waiting requests per user (R16).")
+    score_model_loaded = _number("Points for a loaded model (P2).")
+    score_low_utilization = _number("Points for a little-used backend (P2).")
+    score_latency = _number("Points for a fast first byte (P2).")
+    score_short_queue = _number("Points for a short queue (P2).")
+    score_high_throughput = _number("Points for a high token rate (P2).")
+    score_cache_affinity = _number("Points for the conversation's own backend (P3).")
+    backend_fail_window = _number("Seconds a failed backend is left alone (P5).")
+    backend_stale_after = _number("Seconds after which polled numbers are ignored (P1).", 0.1)
+    backend_max_attempts = _count("Backends tried for one request (P6).", 1)
+    queue_keepalive_after = _number("Seconds until a waiting stream gets comments.")
+    max_body_bytes = _count("Largest request body, in bytes.", 1)
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = "settings"
+        verbose_name_plural = "settings"
+
+    def __str__(self) -> str:
+        return "settings"
