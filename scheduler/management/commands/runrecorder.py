@@ -1,0 +1,69 @@
+"""``manage.py runrecorder``: puts the records of the spool into the database, until stopped."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, connection
+
+from scheduler.loading import Loader
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.25
+LONGEST_BACK_OFF_SECONDS = 2.0
+IDLE_SECONDS = 60.0
+
+
+class Command(BaseCommand):
+    help = "Load records from the spool into the database until SIGTERM or SIGINT."
+    requires_system_checks: list[str] = []
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        use_a_plain_connection()
+        settings.SPOOL_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run(Loader(settings.SPOOL_DIR), stop)
+
+
+def use_a_plain_connection() -> None:
+    """This process has one thread. A pool would only add the growing pauses between its attempts
+    to reconnect, and records must appear soon after the database is back."""
+    database = connection.settings_dict["OPTIONS"]
+    if database.pop("pool", None):
+        database.setdefault("connect_timeout", 5)
+
+
+def run(loader: Loader, stop: threading.Event) -> None:
+    """Load, pause, repeat until ``stop`` is set; what came until then is loaded before the end.
+
+    While the database cannot be had, tries again after 0.2 s, doubling to 2 s.
+    """
+    pause = 0.0
+    failures = 0
+    busy_at = time.monotonic()
+    while not stop.wait(pause):
+        try:
+            if loader.load():
+                busy_at = time.monotonic()
+            pause, failures = PAUSE_SECONDS, 0
+        except (DatabaseError, OSError) as error:
+            pause = min(LONGEST_BACK_OFF_SECONDS, 0.2 * 2**failures)
+            failures += 1
+            logger.warning("Records wait in the spool, next attempt in %.1f s: %s", pause, error)
+            connection.close()
+        if time.monotonic() - busy_at > IDLE_SECONDS:
+            connection.close()
+    try:
+        loader.load()
+    except (DatabaseError, OSError) as error:
+        logger.warning("Records stay in the spool: %s", error)
+    connection.close()

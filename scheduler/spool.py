@@ -1,0 +1,342 @@
+"""Records of requests, appended to files on disk until the recorder has them in the database.
+
+One JSON line per finished request. A request that is still open some 20 ms after it came also
+gets a start marker, ``{"open": {…}}``, so that the next process can close its record if this one
+dies. Files are named ``<boot>-<number>``: ``.open`` while a process writes to them (it holds a
+lock on the file for as long as it lives), ``.jsonl`` once closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+MARKER = b'{"open":'
+MAX_FILE_BYTES = 16 * 1024 * 1024
+MAX_FILE_SECONDS = 3600.0
+MAX_BACKLOG_LINES = 20_000
+DIED = "the router process died"
+
+
+class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One try at one backend. Times are epoch seconds."""
+
+    backend: str
+    status: int | None = None
+    reason: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What becomes a ``Decision``, field by field. Times are epoch seconds, None: not reached."""
+
+    request_id: str
+    arrived_at: float
+    client_request_id: str | None = None
+    user_id: int | None = None
+    user: str = ""
+    group: str = ""
+    end_user: str = ""
+    model_requested: str = ""
+    model_served: str = ""
+    dialect: str = ""
+    endpoint: str = ""
+    stream: bool = False
+
+    status: int | None = None
+    outcome: str = ""
+    reason: str = ""
+    message: str = ""
+
+    selected_backend_id: int | None = None
+    selected_backend: str = ""
+    candidate_backends: tuple[int, ...] = ()
+    backend_names: dict[int, str] = {}
+    scores: dict[int, float] = {}
+    score_parts: dict[int, dict[str, float]] = {}
+    constraints: dict[int, dict[str, Any]] = {}
+    selection_reason: str = ""
+    attempts: list[Attempt] = []
+
+    user_deficit: float | None = None
+    user_weight: float | None = None
+    user_group: str | None = None
+    user_recent_usage: float | None = None
+    burst_credits: float | None = None
+    deprioritization_factor: float | None = None
+    wait_bonus: float | None = None
+    priority: float | None = None
+    wait_reason: str = ""
+    position_at_arrival: int | None = None
+    served_ahead: dict[str, Any] = {}
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    usage_estimated: bool = False
+    charged_tokens: float = 0.0
+
+    queued_at: float | None = None
+    dispatched_at: float | None = None
+    first_byte_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    configuration_version: int | None = None
+
+
+class _Marker(msgspec.Struct):
+    open: Record
+
+
+_encoder = msgspec.json.Encoder()
+_record_decoder = msgspec.json.Decoder(Record)
+_marker_decoder = msgspec.json.Decoder(_Marker)
+
+
+def encode(record: Record) -> bytes:
+    """The record as one line."""
+    try:
+        return _encoder.encode(record) + b"\n"
+    except (UnicodeEncodeError, OverflowError):
+        # Half a surrogate pair or a number beyond 64 bits, from a client's or backend's JSON.
+        return _encoder.encode(_encodable(msgspec.structs.asdict(record))) + b"\n"
+
+
+def decode(line: bytes) -> Record:
+    """The record of a line of ``encode``. Raises: msgspec.DecodeError, UnicodeDecodeError."""
+    return _record_decoder.decode(line)
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case int():
+            return max(-(2**63), min(value, 2**63 - 1))
+        case msgspec.Struct():
+            return _encodable(msgspec.structs.asdict(value))
+        case dict():
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_encodable(item) for item in value]
+    return value
+
+
+class _File:
+    """A spool file being written; locked, so that others can tell that its writer lives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Locked before it gets its name, so that nobody ever sees it unlocked.
+        new = path.with_suffix(".new")
+        self.handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        fcntl.flock(self.handle, fcntl.LOCK_EX)
+        new.rename(path)
+        self.size = 0
+        self.opened_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Make it durable and mark it closed; an empty file is removed."""
+        try:
+            os.fsync(self.handle)
+            if self.size:
+                self.path.rename(self.path.with_suffix(".jsonl"))
+            else:
+                self.path.unlink()
+        finally:
+            os.close(self.handle)
+
+
+class Spool:
+    """The spool of one process.
+
+    ``open``, ``announce`` and ``close`` belong to one thread, the event loop's; ``sync`` may run
+    in another. A full or broken disk never raises here: lines are kept in memory, the oldest are
+    dropped beyond a bound, and writing is tried again with each ``announce``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.write_errors = 0
+        self.lines_lost = 0
+        self._boot = f"{int(time.time()):x}-{uuid.uuid4().hex[:12]}"
+        self._number = 0
+        self._open: dict[str, Record] = {}
+        self._fresh: list[Record] = []
+        self._due: list[Record] = []
+        self._backlog: deque[bytes] = deque(maxlen=MAX_BACKLOG_LINES)
+        self._torn = False
+        self._dirty = False
+        self._complained_at = -60.0
+        self._retired: list[_File] = []
+        self._syncing = threading.Lock()
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = self._new_file()
+        self._recover()
+
+    def open(self, record: Record) -> None:
+        """A request has come. A start marker follows if it is still open at the second
+        ``announce`` from now."""
+        self._open[record.request_id] = record
+        self._fresh.append(record)
+
+    def close(self, record: Record) -> None:
+        """A request has ended. Its final record is with the operating system on return."""
+        self._open.pop(record.request_id, None)
+        self._write(encode(record))
+
+    def announce(self) -> None:
+        """Write the start markers that are due and what could not be written before; change to a
+        new file when this one is old. To be called about every 20 ms."""
+        if self._due:
+            markers = [_marker(r) for r in self._due if r.request_id in self._open]
+            if markers:
+                self._write(b"".join(markers))
+        self._due, self._fresh = self._fresh, []
+        if self._backlog:
+            self._flush_backlog()
+        file = self._file
+        if file.size >= MAX_FILE_BYTES or (
+            file.size and time.monotonic() - file.opened_at >= MAX_FILE_SECONDS
+        ):
+            self._rotate()
+
+    def sync(self) -> None:
+        """Make all that was written durable. Blocks for the disk: call it from a thread."""
+        with self._syncing:
+            try:
+                while self._retired:
+                    self._retired.pop().finish()
+                if self._dirty:
+                    self._dirty = False
+                    os.fsync(self._file.handle)
+            except OSError as error:
+                self._complain(error)
+
+    def stop(self) -> None:
+        """Write and sync what is left and close the file. No other call may follow."""
+        if self._backlog:
+            self._flush_backlog()
+        self.lines_lost += len(self._backlog)
+        self._retired.append(self._file)
+        self._dirty = False
+        self.sync()
+
+    # ---- writing
+
+    def _write(self, lines: bytes) -> None:
+        if self._backlog:
+            self._keep(lines)
+            return
+        try:
+            written = os.write(self._file.handle, lines)
+        except OSError as error:
+            self._keep(lines)
+            self._complain(error)
+            return
+        self._file.size += written
+        self._dirty = True
+        if written < len(lines):
+            self._torn = True
+            self._keep(lines)
+
+    def _keep(self, lines: bytes) -> None:
+        if len(self._backlog) == MAX_BACKLOG_LINES:
+            self.lines_lost += 1
+        self._backlog.append(lines)
+
+    def _flush_backlog(self) -> None:
+        """Write the kept lines in order, as far as it goes. A torn line is ended first, and
+        written again as a whole; the loader skips its first part."""
+        waiting, self._backlog = self._backlog, deque(maxlen=MAX_BACKLOG_LINES)
+        while waiting and not self._backlog:
+            lines = waiting.popleft()
+            torn, self._torn = self._torn, False
+            self._write(b"\n" + lines if torn else lines)
+        self._backlog.extend(waiting)
+
+    def _complain(self, error: OSError) -> None:
+        self.write_errors += 1
+        if time.monotonic() - self._complained_at >= 60:
+            self._complained_at = time.monotonic()
+            logger.error(
+                "Cannot write records: %s; %d lines are kept in memory", error, len(self._backlog)
+            )
+
+    # ---- files
+
+    def _new_file(self) -> _File:
+        self._number += 1
+        return _File(self.directory / f"{self._boot}-{self._number}.open")
+
+    def _rotate(self) -> None:
+        """Go on in a new file, which gets a marker for every open request: the old one is deleted
+        once it is loaded."""
+        old = self._file
+        try:
+            self._file = self._new_file()
+        except OSError as error:
+            self._complain(error)
+            return
+        self._retired.append(old)
+        waiting = {id(record) for record in (*self._fresh, *self._due)}
+        markers = [_marker(r) for r in self._open.values() if id(r) not in waiting]
+        if markers:
+            self._write(b"".join(markers))
+
+    def _recover(self) -> None:
+        """Close the records that dead processes left open, then those processes' files."""
+        with contextlib.ExitStack() as locks:
+            left = [path for path in sorted(self.directory.glob("*.open")) if _claim(path, locks)]
+            open_records: dict[str, Record] = {}
+            closed: set[str] = set()
+            for path in left:
+                _read_left(path, open_records, closed)
+            now = time.time()
+            for request_id in open_records.keys() - closed:
+                record = open_records[request_id]
+                record.outcome, record.message, record.ended_at = "aborted", DIED, now
+                self._write(encode(record))
+            self.sync()
+            for path in left:
+                path.rename(path.with_suffix(".jsonl"))
+
+
+def _marker(record: Record) -> bytes:
+    return MARKER + encode(record)[:-1] + b"}\n"
+
+
+def _claim(path: Path, locks: contextlib.ExitStack) -> bool:
+    """Lock a file whose writer is dead, until ``locks`` ends. False: it has an owner."""
+    try:
+        file = locks.enter_context(path.open("rb"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    return path.exists()  # else another process recovered it before we had the lock
+
+
+def _read_left(path: Path, open_records: dict[str, Record], closed: set[str]) -> None:
+    """Sort a dead process's lines into started and finished ones; broken lines are passed over."""
+    for line in path.read_bytes().splitlines():
+        try:
+            if line.startswith(MARKER):
+                record = _marker_decoder.decode(line).open
+                open_records[record.request_id] = record
+            elif line:
+                closed.add(decode(line).request_id)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
