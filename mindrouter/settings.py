@@ -262,4 +262,5 @@ UNFOLD = {
     "SITE_SYMBOL": "hub",
     "SHOW_HISTORY": True,
     "SIDEBAR": {"navigation": "mindrouter.site.navigation"},
+    "STYLES": ["mindrouter.site.stylesheet"],
 }

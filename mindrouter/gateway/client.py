@@ -1,0 +1,213 @@
+"""The client's side of one HTTP request, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from mindrouter.gateway.errors import GatewayError
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+#: A client that takes nothing for so many seconds while we have something for it is given up:
+#: it would hold its slot for ever.
+STALLED_AFTER = 120.0
+#: How much of an unwanted body is thrown away after the answer, and for how long.
+LINGER_BYTES = 128 * 1024 * 1024
+LINGER_SECONDS = 2.0
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection, or stopped reading."""
+
+
+class Client:
+    """Reads the request, writes the response, and notices when the client goes.
+
+    A disconnect is noticed in every phase: while the body is read, by ``receive`` itself; after
+    ``watch``, by a task that cancels the one that serves the request. ``left`` tells such a
+    cancellation from any other.
+    """
+
+    __slots__ = (
+        "_common_headers",
+        "_receive",
+        "_send",
+        "_stall_timer",
+        "_task",
+        "_watcher",
+        "_writing_since",
+        "ended",
+        "headers",
+        "left",
+        "scope",
+        "started",
+        "unread",
+    )
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, common_headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.started = False
+        self.ended = False
+        self.left = False
+        self.unread = False  # the body is not read to its end
+        self._receive = receive
+        self._send = send
+        self._common_headers = list(common_headers)
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._writing_since: float | None = None
+
+    def header(self, name: bytes) -> str | None:
+        """A request header's value, stripped; names are lower-case."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1").strip()
+
+    # ---- reading
+
+    async def read_body(self, limit: int) -> bytes:
+        """The whole body, at most ``limit`` bytes of it.
+
+        Raises: GatewayError (body_too_large, before reading it all), ClientLeftError.
+        """
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
+            raise self._too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.left = True
+                raise ClientLeftError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise self._too_large(limit)
+            if not message.get("more_body", False):
+                return b"".join([*parts, part]) if parts else part
+            parts.append(part)
+
+    def _too_large(self, limit: int) -> GatewayError:
+        self.unread = True
+        return GatewayError(
+            "body_too_large", f"The request body is larger than {limit} bytes."
+        )
+
+    # ---- noticing that it goes
+
+    def watch(self) -> None:
+        """From now on, cancel the current task when the client goes."""
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if not self.ended and self._task is not None:
+            self.left = True
+            self._task.cancel()
+
+    def unwatch(self) -> None:
+        """The request has been served; what the client does now concerns nobody."""
+        self.ended = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    def _check_for_stall(self) -> None:
+        since, now = self._writing_since, asyncio.get_running_loop().time()
+        if since is not None and now - since >= STALLED_AFTER:
+            self._give_up()
+        else:
+            self._arm_stall_timer()
+
+    def _arm_stall_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._stall_timer = loop.call_later(STALLED_AFTER / 4, self._check_for_stall)
+
+    # ---- writing
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole response at once."""
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        await self._start(status, headers)
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def respond_unread(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole response to a request whose body is still coming.
+
+        Closing at once would reset the connection, and the client would often lose the response;
+        so what still comes is thrown away for a moment.
+        """
+        length = (b"content-length", b"%d" % len(body))
+        await self._start(status, [*headers, length, (b"connection", b"close")])
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._discard()
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _discard(self) -> None:
+        left = LINGER_BYTES
+        while left > 0:
+            message = await self._receive()
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                return
+            left -= len(message.get("body", b""))
+
+    async def start_stream(self, status: int, headers: Headers) -> None:
+        """The head of a response whose body follows in parts."""
+        await self._start(status, headers)
+        self._arm_stall_timer()
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, *self._common_headers],
+            }
+        )
+
+    async def write(self, data: bytes) -> None:
+        """A part of the body; waits while the client does not take what it has."""
+        self._writing_since = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._writing_since = None
+
+    async def end(self) -> None:
+        """The proper end of a body sent in parts."""
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def end_and_close(self, last: bytes) -> None:
+        """Send ``last``, then close the connection: the answer is not whole."""
+        self.ended = True
+        connection = self.scope.get("extensions", {}).get("mindrouter.connection")
+        if connection is not None:
+            connection.close_after_response()
+        await self._send({"type": "http.response.body", "body": last})
+
+    def cut(self) -> None:
+        """Break the connection off, so that half an answer cannot be taken for a whole one."""
+        self.ended = True
+        connection = self.scope.get("extensions", {}).get("mindrouter.connection")
+        if connection is not None:
+            connection.abort()

@@ -1,0 +1,60 @@
+"""What the gateway answers when it cannot serve, before any dialect gives it a form."""
+
+from __future__ import annotations
+
+#: error code -> HTTP status
+STATUS_OF_CODE: dict[str, int] = {
+    "invalid_request": 400,
+    "invalid_api_key": 401,
+    "permission_denied": 403,
+    "model_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "capability_missing": 400,
+    "context_length_exceeded": 400,
+    "body_too_large": 413,
+    "rate_limit_exceeded": 429,
+    "concurrency_limit_exceeded": 429,
+    "quota_exceeded": 429,
+    "queue_full": 429,
+    "queue_timeout": 503,
+    "cancelled_by_admin": 503,
+    "client_disconnected": 499,
+    "upstream_connect_failed": 502,
+    "upstream_timeout": 504,
+    "upstream_stalled": 504,
+    "upstream_ended_early": 502,
+    "upstream_error": 502,
+    "upstream_invalid": 502,
+    "no_backend_available": 503,
+    "shutting_down": 503,
+    "internal_error": 500,
+}
+#: Codes that the same request would meet again, however often it is sent.
+HOPELESS = frozenset({"invalid_request", "capability_missing", "context_length_exceeded"})
+
+
+class GatewayError(Exception):
+    """A request that is answered with an error. ``retry_after`` is in whole seconds."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int | None = None,
+        retry_after: int | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.status = status or STATUS_OF_CODE[code]
+        self.retry_after = retry_after
+        self.headers = headers
+
+    @property
+    def retry_is_hopeless(self) -> bool:
+        return self.code in HOPELESS

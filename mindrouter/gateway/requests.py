@@ -1,0 +1,284 @@
+"""A request's body → the few fields that scheduling needs; the rest is passed on untouched.
+
+The body is decoded one level deep: each top-level value stays the bytes it came as, so whatever
+the client sent reaches the backend as it was, down to the digits of its numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from mindrouter.gateway.errors import GatewayError
+from scheduler.core.jobs import Needs
+
+#: Below this many estimated tokens a warm cache saves next to nothing (P3).
+AFFINITY_MIN_TOKENS = 1024
+#: What an image or another medium is taken to cost, since its bytes say nothing about it.
+MEDIA_TOKENS = 765
+#: Role, separators and the like that a chat template adds to each message.
+TOKENS_PER_MESSAGE = 4
+MAX_MODEL_NAME = 300
+
+_IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
+_T = TypeVar("_T")
+_top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any = msgspec.json.Decoder()
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: str
+
+
+_messages = msgspec.json.Decoder(list[_Message])
+_parts = msgspec.json.Decoder(list[_Part])
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the router reads of a request. Token counts are estimates."""
+
+    model: str
+    stream: bool
+    wants_usage: bool
+    needs: Needs
+    prompt_tokens: int
+    max_tokens: int | None
+    cache_key: str | None
+    fields: dict[str, msgspec.Raw] = field(repr=False)
+
+    def body_for(self, model_name: str) -> bytes:
+        """The client's body for a backend that calls the model ``model_name``.
+
+        Only ``model`` and, in a stream, ``stream_options.include_usage`` differ from what came.
+        """
+        fields = self.fields
+        if model_name != self.model:
+            fields = {**fields, "model": msgspec.Raw(msgspec.json.encode(model_name))}
+        if self.stream and not self.wants_usage:
+            options = fields.get("stream_options")
+            kept = _any.decode(options) if options is not None else None
+            asked = {**(kept or {}), "include_usage": True}
+            fields = {**fields, "stream_options": msgspec.Raw(msgspec.json.encode(asked))}
+        return msgspec.json.encode(fields)
+
+
+def estimate_tokens(text_bytes: int) -> int:
+    """Tokens in so many bytes of text: four bytes to a token, which is within about 30 % for
+    English prose; the backend's own count replaces it as soon as it is known."""
+    return (text_bytes + 3) // 4
+
+
+def read_chat(body: bytes, header_cache_key: str | None) -> Asked:
+    """``/v1/chat/completions``. Raises: GatewayError."""
+    fields = _read_fields(body)
+    raw = fields.get("messages")
+    if raw is None:
+        raise GatewayError("invalid_request", "'messages' is missing.", param="messages")
+    messages = _decode(_messages.decode, raw, "messages", "a list of messages")
+    if not messages:
+        raise GatewayError("invalid_request", "'messages' is empty.", param="messages")
+    tokens, vision = _weigh_messages(messages)
+    tools = _has_tools(fields)
+    if tools:
+        tokens += estimate_tokens(len(memoryview(fields["tools"])))
+    needs = Needs(vision=vision, tools=tools, json=_wants_json(fields))
+    return _asked(fields, needs, tokens, header_cache_key, lambda: _opening(messages))
+
+
+def read_completion(body: bytes, header_cache_key: str | None) -> Asked:
+    """``/v1/completions``. Raises: GatewayError."""
+    fields = _read_fields(body)
+    tokens = _weigh_input(fields, "prompt")
+    needs = Needs(json=_wants_json(fields))
+    return _asked(
+        fields, needs, tokens, header_cache_key, lambda: bytes(memoryview(fields["prompt"])[:4096])
+    )
+
+
+def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
+    """``/v1/embeddings``. Never streams. Raises: GatewayError."""
+    fields = _read_fields(body)
+    tokens = _weigh_input(fields, "input")
+    asked = _asked(fields, Needs(embeddings=True), tokens, header_cache_key, None)
+    asked.stream = False
+    asked.max_tokens = 0
+    return asked
+
+
+# ---- one field each
+
+
+def _read_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        if not body.isascii():
+            str(body, "utf-8")
+        return _top_level.decode(body)
+    except msgspec.ValidationError as error:
+        message = f"The body must be a JSON object: {error}."
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"The body is not valid JSON: {error}."
+    except RecursionError:
+        message = "The body is nested too deeply."
+    raise GatewayError("invalid_request", message)
+
+
+def _decode(decode: Callable[[Any], _T], raw: msgspec.Raw, param: str, expected: str) -> _T:
+    try:
+        return decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise GatewayError(
+            "invalid_request", f"'{param}' must be {expected}: {error}.", param=param
+        ) from None
+
+
+def _typed(fields: dict[str, msgspec.Raw], name: str, kind: Any, expected: str) -> Any:
+    """The value of ``name``, or None where it is absent or null."""
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    return _decode(lambda r: msgspec.json.decode(r, type=kind | None), raw, name, expected)
+
+
+def _asked(
+    fields: dict[str, msgspec.Raw],
+    needs: Needs,
+    prompt_tokens: int,
+    header_cache_key: str | None,
+    opening: Callable[[], bytes] | None,
+) -> Asked:
+    stream = _typed(fields, "stream", bool, "true or false") or False
+    options = _typed(fields, "stream_options", _StreamOptions, "an object")
+    cache_key = header_cache_key or _typed(fields, "prompt_cache_key", str, "a text")
+    if not cache_key and opening is not None and prompt_tokens >= AFFINITY_MIN_TOKENS:
+        cache_key = hashlib.blake2b(opening(), digest_size=16).hexdigest()
+    return Asked(
+        model=_model(fields),
+        stream=stream,
+        wants_usage=bool(options and options.include_usage),
+        needs=needs,
+        prompt_tokens=max(1, prompt_tokens),
+        max_tokens=_max_tokens(fields),
+        cache_key=cache_key or None,
+        fields=fields,
+    )
+
+
+def _model(fields: dict[str, msgspec.Raw]) -> str:
+    model = _typed(fields, "model", str, "a text")
+    if not model:
+        raise GatewayError("invalid_request", "'model' is missing.", param="model")
+    if len(model) > MAX_MODEL_NAME:
+        raise GatewayError("invalid_request", "'model' is too long.", param="model")
+    return str(model)
+
+
+def _max_tokens(fields: dict[str, msgspec.Raw]) -> int | None:
+    """The client's limit on all answers together: ``n`` of them may be asked for."""
+    limit: int | None = None
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = _typed(fields, name, int, "a whole number")
+        if value is not None and value < 0:
+            raise GatewayError("invalid_request", f"'{name}' is negative.", param=name)
+        if limit is None and value is not None:
+            limit = int(value)
+    answers = _typed(fields, "n", int, "a whole number")
+    if answers is not None and answers < 1:
+        raise GatewayError("invalid_request", "'n' must be at least 1.", param="n")
+    return None if limit is None else limit * (answers or 1)
+
+
+def _has_tools(fields: dict[str, msgspec.Raw]) -> bool:
+    tools = _typed(fields, "tools", list[msgspec.Raw], "a list of tools")
+    if not tools:
+        return False
+    choice = fields.get("tool_choice")
+    return choice is None or bytes(choice) != b'"none"'
+
+
+def _wants_json(fields: dict[str, msgspec.Raw]) -> bool:
+    wanted = _typed(fields, "response_format", _ResponseFormat, "an object with a 'type'")
+    return wanted is not None and wanted.type in ("json_object", "json_schema")
+
+
+# ---- weighing
+
+
+def _weigh_messages(messages: list[_Message]) -> tuple[int, bool]:
+    """(estimated prompt tokens, whether there are images in it)."""
+    text_bytes = media = 0
+    vision = False
+    for message in messages:
+        content = memoryview(message.content)
+        if content[:1] != b"[":
+            text_bytes += len(content)
+            continue
+        parts = _decode(_parts.decode, message.content, "messages", "well-formed content parts")
+        for part in parts:
+            if part.text is not None:
+                text_bytes += len(part.text.encode())
+            else:
+                media += 1
+            vision = vision or part.type in _IMAGE_TYPES
+    tokens = estimate_tokens(text_bytes) + TOKENS_PER_MESSAGE * len(messages)
+    return tokens + MEDIA_TOKENS * media, vision
+
+
+_TOKEN_LIST = re.compile(rb"\[\s*(?:\[\s*)?-?\d")
+
+
+def _weigh_input(fields: dict[str, msgspec.Raw], name: str) -> int:
+    """Estimated tokens of a prompt or of embedding inputs: a text, texts, or token numbers."""
+    raw = fields.get(name)
+    if raw is None or bytes(memoryview(raw)[:4]) == b"null":
+        raise GatewayError("invalid_request", f"'{name}' is missing.", param=name)
+    view = memoryview(raw)
+    if view[:1] == b'"':
+        return estimate_tokens(len(view) - 2)
+    if _TOKEN_LIST.match(view):
+        rows = _decode(_number_rows, raw, name, "a text, a list of texts or of token numbers")
+        return sum(rows)
+    texts = _decode(
+        lambda r: msgspec.json.decode(r, type=list[str]), raw, name, "a text or a list of texts"
+    )
+    if not texts:
+        raise GatewayError("invalid_request", f"'{name}' is empty.", param=name)
+    return estimate_tokens(sum(len(text.encode()) for text in texts))
+
+
+def _number_rows(raw: msgspec.Raw) -> list[int]:
+    """How many token numbers each row has; one row where there is just one list."""
+    if memoryview(raw)[1:].tobytes().lstrip()[:1] == b"[":
+        return [len(row) for row in msgspec.json.decode(raw, type=list[list[int]])]
+    return [len(msgspec.json.decode(raw, type=list[int]))]
+
+
+def _opening(messages: list[_Message]) -> bytes:
+    """System prompt and first user message: what a conversation's cached prefix begins with."""
+    kept = []
+    for message in messages:
+        if message.role in ("system", "developer"):
+            kept.append(bytes(message.content))
+        elif message.role == "user":
+            kept.append(bytes(message.content))
+            break
+    return b"\0".join(kept)

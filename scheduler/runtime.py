@@ -1,0 +1,418 @@
+"""The asyncio owner of the one mutable ``Scheduler``.
+
+Everything that changes the scheduler happens on the event loop's thread, through a ``Claim``; the
+pages, which run in Django's threads, get finished views. Nothing here waits for the database
+while a request waits: the configuration, telemetry and checkpoints move in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from django.conf import settings
+from django.db import DatabaseError, close_old_connections, connection
+from django.utils import timezone
+
+from backends.upstream import Upstream
+from scheduler.core.errors import Evicted, Rejected
+from scheduler.core.jobs import Job, Usage
+from scheduler.core.scheduler import (
+    BackendView,
+    Lease,
+    QueuedView,
+    Scheduler,
+    Settlement,
+    ShareView,
+    Stats,
+    Ticket,
+)
+from scheduler.core.tunables import Tunables
+from scheduler.models import ShareCheckpoint
+from scheduler.snapshot import (
+    BackendTelemetry,
+    Snapshot,
+    configuration_version,
+    load_snapshot,
+    load_telemetry,
+)
+from scheduler.spool import Spool
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+POLL_SECONDS = 1.0
+CHECKPOINT_SECONDS = 1.0
+SYNC_SECONDS = 0.5
+ANNOUNCE_SECONDS = 0.02
+VIEW_SECONDS = 0.5
+
+_current: Runtime | None = None
+
+
+def current() -> Runtime | None:
+    """The runtime of this process, or None where none runs."""
+    return _current
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """What the pages show of the running scheduler."""
+
+    taken_at: float  # epoch seconds
+    stats: Stats
+    backends: list[BackendView]
+    shares: list[ShareView]
+    gap: float  # tokens per unit of weight
+    gap_bound: float
+    configuration_version: int
+
+
+class Claim:
+    """One job's way through the scheduler: waiting, holding a slot, settled.
+
+    Used as a context manager: whatever happened, leaving it frees what is still held. A job that
+    waits leaves the queue; a slot that was not settled is given back without charge.
+    """
+
+    __slots__ = ("_runtime", "_waiter", "settlement", "ticket")
+
+    def __init__(self, runtime: Runtime, ticket: Ticket) -> None:
+        self._runtime = runtime
+        self._waiter: asyncio.Future[None] | None = None
+        self.ticket = ticket
+        self.settlement: Settlement | None = None
+        ticket.owner = self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.ticket.state in ("queued", "leased"):
+            self._runtime.release(self)
+
+    @property
+    def lease(self) -> Lease | None:
+        return self.ticket.lease if self.ticket.state == "leased" else None
+
+    async def wait(self, seconds: float | None = None) -> Lease | None:
+        """Wait for a slot, at most ``seconds``. None: still waiting.
+
+        Raises: Evicted.
+        """
+        if self.ticket.state == "queued":
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._waiter
+            except TimeoutError:
+                return None
+            finally:
+                self._waiter = None
+        if self.ticket.state == "evicted":
+            raise self.ticket.error or Evicted("no_backend_available", "The job was dropped.")
+        return self.ticket.lease
+
+    def wake(self) -> None:
+        """The ticket has changed."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def progress(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """So much has been delivered (R4)."""
+        lease = self.ticket.lease
+        if lease is not None:
+            self._runtime.scheduler.progress(
+                lease, prompt_tokens, completion_tokens, time.monotonic()
+            )
+
+    def settle(self, usage: Usage) -> Settlement:
+        """The answer has ended, whole or not: free the slot and charge what was used (R5)."""
+        self.settlement = self._runtime.settle(self.ticket, usage)
+        return self.settlement
+
+    def retry(self, exclude: frozenset[int]) -> None:
+        """The attempt failed before any output: back to the job's place in the order (P6)."""
+        self._runtime.retry(self.ticket, exclude)
+
+
+class Runtime:
+    """Scheduler, configuration, upstream connections and spool of one process."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(Tunables())
+        self.snapshot = Snapshot()
+        self.upstream = Upstream()
+        self.spool = Spool(settings.SPOOL_DIR)
+        self.stopping = False
+        self.database_away = False
+        self._loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._view: LiveView | None = None
+        self._last_checkpoint: dict[str, Any] | None = None
+
+    # ---- life
+
+    @classmethod
+    async def start(cls) -> Runtime:
+        """Load the configuration and the last checkpoint, and begin. Raises: DatabaseError."""
+        global _current
+        runtime = cls()
+        snapshot, telemetry, checkpoint = await _in_thread(_load_everything)
+        now = time.monotonic()
+        runtime._adopt(snapshot, now)
+        runtime._observe(telemetry, now)
+        if checkpoint is not None:
+            runtime.scheduler.restore(checkpoint, now)
+        for job in (
+            runtime._watch_configuration(),
+            runtime._write_checkpoints(),
+            runtime._announce_records(),
+            runtime._sync_records(),
+        ):
+            runtime._tasks.append(asyncio.create_task(job))
+        _current = runtime
+        return runtime
+
+    async def stop(self) -> None:
+        """End the background work, save the shares, close connections and the spool."""
+        global _current
+        self.stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        with contextlib.suppress(DatabaseError):
+            await self._save_checkpoint()
+        await self.upstream.close()
+        await asyncio.to_thread(self.spool.stop)
+        if _current is self:
+            _current = None
+
+    # ---- a job's way
+
+    def submit(self, job: Job) -> Claim:
+        """Queue a job and serve at once what can be served. Raises: Rejected."""
+        now = time.monotonic()
+        claim = Claim(self, self.scheduler.submit(job, now))
+        self._pump(now)
+        if claim.ticket.state == "evicted":
+            error = claim.ticket.error
+            assert error is not None  # noqa: S101  an evicted ticket says why
+            raise Rejected(error.reason, error.message, error.retry_after)
+        return claim
+
+    def settle(self, ticket: Ticket, usage: Usage) -> Settlement:
+        lease = ticket.lease
+        assert lease is not None  # noqa: S101  only a leased job has output
+        now = time.monotonic()
+        settlement = self.scheduler.settle(lease, usage, now)
+        self._pump(now)
+        return settlement
+
+    def retry(self, ticket: Ticket, exclude: frozenset[int]) -> None:
+        lease = ticket.lease
+        assert lease is not None  # noqa: S101  only an attempt can fail
+        now = time.monotonic()
+        self.scheduler.retry(lease, now, exclude=exclude)
+        self._pump(now)
+
+    def release(self, claim: Claim) -> None:
+        """Leave the queue, or give the slot back without charge (R6)."""
+        now = time.monotonic()
+        self.scheduler.cancel(claim.ticket, now)
+        self._pump(now)
+
+    def mark_failed(self, backend_id: int) -> None:
+        """P5: this backend gets nothing for the fail window."""
+        self.scheduler.mark_failed(backend_id, time.monotonic())
+
+    def mark_busy(self, backend_id: int, seconds: float) -> None:
+        """P5: this backend said that it is full; it is offered nothing for ``seconds``."""
+        self.scheduler.mark_busy(backend_id, time.monotonic(), seconds)
+
+    def mark_ok(self, backend_id: int) -> None:
+        """P5: this backend has answered."""
+        self.scheduler.mark_ok(backend_id, time.monotonic())
+
+    def first_byte(self, ticket: Ticket) -> None:
+        """The backend has begun to answer; feeds its latency (P2)."""
+        if ticket.lease is not None:
+            self.scheduler.first_byte(ticket.lease, time.monotonic())
+
+    def refuse_waiting(self, error: Evicted) -> None:
+        """Drop every waiting job, as at the end of a shutdown's patience."""
+        now = time.monotonic()
+        for ticket in self.scheduler.waiting_tickets():
+            self.scheduler.evict(ticket, error, now)
+        self._pump(now)
+
+    def _pump(self, now: float) -> None:
+        for ticket in self.scheduler.pump(now):
+            if ticket.owner is not None:
+                ticket.owner.wake()
+        self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        """Wake up by ourselves when time alone will change something."""
+        event = self.scheduler.next_event(now)
+        if event is None:
+            return
+        when = self._loop.time() + max(0.0, event - now)
+        if self._timer is not None:
+            if not self._timer.cancelled() and self._loop.time() < self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump(time.monotonic())
+
+    # ---- views for Django's threads
+
+    def view(self) -> LiveView:
+        """A view at most ``VIEW_SECONDS`` old; to be called from any other thread.
+
+        Raises: TimeoutError when the event loop does not answer within 2 s.
+        """
+        return self._ask(self._current_view)
+
+    def waiting(self) -> list[QueuedView]:
+        """Every waiting job in the order of service; to be called from any other thread."""
+        return self._ask(lambda: self.scheduler.queue(time.monotonic()))
+
+    def _ask(self, question: Callable[[], _T]) -> _T:
+        async def answer() -> _T:
+            return question()
+
+        future: Future[_T] = asyncio.run_coroutine_threadsafe(answer(), self._loop)
+        return future.result(timeout=2.0)
+
+    def _current_view(self) -> LiveView:
+        wall = time.time()
+        if self._view is None or not 0 <= wall - self._view.taken_at < VIEW_SECONDS:
+            now = time.monotonic()
+            gap, bound = self.scheduler.service_gap(now)
+            self._view = LiveView(
+                taken_at=wall,
+                stats=self.scheduler.stats(now),
+                backends=self.scheduler.backend_states(now),
+                shares=self.scheduler.shares(now),
+                gap=gap,
+                gap_bound=bound,
+                configuration_version=self.snapshot.version,
+            )
+        return self._view
+
+    # ---- background
+
+    async def _watch_configuration(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            try:
+                snapshot, telemetry = await _in_thread(_load_changes, self.snapshot.version)
+            except DatabaseError as error:
+                self._database_is(away=True, error=error)
+                continue
+            except Exception:
+                logger.exception("Cannot load the configuration; the last one stays in force")
+                continue
+            self._database_is(away=False)
+            now = time.monotonic()
+            if snapshot is not None:
+                self._adopt(snapshot, now)
+            self._observe(telemetry, now)
+            self._pump(now)
+
+    def _database_is(self, *, away: bool, error: Exception | None = None) -> None:
+        if away != self.database_away:
+            self.database_away = away
+            if away:
+                logger.error("The database is away, running on what is known: %s", error)
+            else:
+                logger.info("The database is back")
+
+    def _adopt(self, snapshot: Snapshot, now: float) -> None:
+        self.scheduler.configure(
+            tunables=snapshot.tunables,
+            users=snapshot.users,
+            backends=snapshot.backends,
+            strategies=snapshot.strategies,
+            now=now,
+        )
+        self.snapshot = snapshot
+
+    def _observe(self, telemetry: list[BackendTelemetry], now: float) -> None:
+        to_monotonic = now - time.time()
+        for known in telemetry:
+            moment = min(now, known.observed_at + to_monotonic)
+            self.scheduler.observe(known.backend_id, known.at(moment))
+
+    async def _write_checkpoints(self) -> None:
+        while True:
+            await asyncio.sleep(CHECKPOINT_SECONDS)
+            try:
+                await self._save_checkpoint()
+            except DatabaseError as error:
+                self._database_is(away=True, error=error)
+            except Exception:
+                logger.exception("Cannot save the shares")
+
+    async def _save_checkpoint(self) -> None:
+        state = self.scheduler.checkpoint(time.monotonic())
+        if self.scheduler.settled_since_checkpoint:
+            await _in_thread(_save_state, state)
+            self.scheduler.settled_since_checkpoint = False
+
+    async def _announce_records(self) -> None:
+        while True:
+            await asyncio.sleep(ANNOUNCE_SECONDS)
+            self.spool.announce()
+
+    async def _sync_records(self) -> None:
+        while True:
+            await asyncio.sleep(SYNC_SECONDS)
+            await asyncio.to_thread(self.spool.sync)
+
+
+# ---- in a thread, with the database
+
+
+def _in_thread(work: Callable[..., _T], *args: Any) -> Coroutine[Any, Any, _T]:
+    def run() -> _T:
+        close_old_connections()
+        try:
+            return work(*args)
+        finally:
+            # A pool thread lives on; a connection kept by it would be one more per thread.
+            connection.close()
+
+    return asyncio.to_thread(run)
+
+
+def _load_everything() -> tuple[Snapshot, list[BackendTelemetry], dict[str, Any] | None]:
+    checkpoint = ShareCheckpoint.objects.filter(pk=1).values_list("state", flat=True).first()
+    return load_snapshot(), load_telemetry(), checkpoint
+
+
+def _load_changes(known_version: int) -> tuple[Snapshot | None, list[BackendTelemetry]]:
+    changed = configuration_version() != known_version
+    return load_snapshot() if changed else None, load_telemetry()
+
+
+def _save_state(state: dict[str, Any]) -> None:
+    ShareCheckpoint.objects.update_or_create(
+        pk=1, defaults={"saved_at": timezone.now(), "state": state}
+    )

@@ -1,0 +1,296 @@
+"""Database → the immutable picture that the runtime and the gateway decide from.
+
+Loading takes a fixed number of queries and happens only when the configuration version has
+changed. Polled status is read apart from it, each second, since it changes all the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from accounts.models import ApiKey, Group, User
+from backends.catalog import models_by_name
+from backends.models import Alias, Backend, BackendStatus, ModelStrategy
+from backends.upstream import Origin
+from scheduler.core.jobs import BackendSpec, ModelSpec, Strategy, Telemetry, UserSpec
+from scheduler.core.tunables import Tunables
+from scheduler.core.weights import effective_weight
+from scheduler.models import ConfigurationVersion, SiteSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An API key that may be used now, unless it has expired meanwhile."""
+
+    key_id: int
+    user_id: int
+    expires_at: float | None  # epoch seconds
+    may_name_end_user: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What it takes to send a request to a backend. Time limits in seconds."""
+
+    backend_id: int
+    name: str
+    engine: str
+    origin: Origin
+    headers: bytes  # ready-made lines, with the backend's own key if it has one
+    connect_timeout: float
+    first_byte_timeout: float
+    chunk_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The configuration at one version. Never changed; replaced as a whole."""
+
+    version: int = 0
+    keys: Mapping[str, Key] = field(default_factory=dict)  # by SHA-256, hex
+    users: Mapping[int, UserSpec] = field(default_factory=dict)
+    allowed_models: Mapping[int, frozenset[str]] = field(default_factory=dict)  # by user
+    backends: tuple[BackendSpec, ...] = ()
+    endpoints: Mapping[int, Endpoint] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    models: Mapping[str, ModelSpec] = field(default_factory=dict)  # every name, one spec each
+    tunables: Tunables = field(default_factory=Tunables)
+    keepalive_after: float = 10.0
+    max_body_bytes: int = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTelemetry:
+    """A poll's result with wall-clock time; the runtime puts it on its own clock."""
+
+    backend_id: int
+    observed_at: float  # epoch seconds
+    telemetry: Telemetry  # with observed_at 0
+
+
+def configuration_version() -> int:
+    """The version that the database's triggers count."""
+    return ConfigurationVersion.objects.values_list("version", flat=True).get(pk=1)
+
+
+def load_snapshot() -> Snapshot:
+    """Read the whole configuration. Raises: django.db.Error."""
+    # One transaction, so that the version belongs to what is read.
+    with transaction.atomic():
+        version = configuration_version()
+        site = SiteSettings.objects.filter(pk=1).first() or SiteSettings()
+        users, allowed_models = _load_users()
+        backends, endpoints = _load_backends()
+        return Snapshot(
+            version=version,
+            keys=_load_keys(),
+            users=users,
+            allowed_models=allowed_models,
+            backends=backends,
+            endpoints=endpoints,
+            aliases={a.name: tuple(a.targets) for a in Alias.objects.all()},
+            strategies=_load_strategies(),
+            models=_merge_models(backends),
+            tunables=_load_tunables(site),
+            keepalive_after=_saved_or_setting(site, "queue_keepalive_after"),
+            max_body_bytes=int(_saved_or_setting(site, "max_body_bytes")),
+        )
+
+
+def load_telemetry() -> list[BackendTelemetry]:
+    """What polls last learned of each backend that answered one, or that refused it."""
+    rows = BackendStatus.objects.select_related("backend").filter(
+        Q(observed_at__isnull=False) | Q(reachable=False)
+    )
+    return [_telemetry(row) for row in rows]
+
+
+def setting_name(field_name: str) -> str:
+    """The settings variable behind a field of ``Tunables`` or ``SiteSettings``."""
+    name = field_name.upper()
+    return name if hasattr(settings, name) else f"SCHEDULER_{name}"
+
+
+def _saved_or_setting(site: SiteSettings, name: str) -> Any:
+    saved = getattr(site, name)
+    return getattr(settings, setting_name(name)) if saved is None else saved
+
+
+def _load_tunables(site: SiteSettings) -> Tunables:
+    return Tunables(**{f.name: _saved_or_setting(site, f.name) for f in fields(Tunables)})
+
+
+def _load_keys() -> dict[str, Key]:
+    now = timezone.now()
+    usable = ApiKey.objects.filter(enabled=True, user__is_active=True).exclude(expires_at__lte=now)
+    return {
+        row.sha256: Key(
+            key_id=row.pk,
+            user_id=row.user_id,
+            expires_at=row.expires_at.timestamp() if row.expires_at else None,
+            may_name_end_user=row.may_name_end_user,
+        )
+        for row in usable
+    }
+
+
+def _load_users() -> tuple[dict[int, UserSpec], dict[int, frozenset[str]]]:
+    specs: dict[int, UserSpec] = {}
+    allowed: dict[int, frozenset[str]] = {}
+    for user in User.objects.select_related("group", "quota").filter(is_active=True):
+        specs[user.pk] = _user_spec(user)
+        if user.group is not None and user.group.allowed_models is not None:
+            allowed[user.pk] = frozenset(user.group.allowed_models)
+    return specs, allowed
+
+
+def fallback_weights() -> dict[str, float]:
+    """The deprecated variables' weights, by the group name that each stood for (R13)."""
+    return {
+        "student": float(settings.SCHEDULER_WEIGHT_STUDENT),
+        "staff": float(settings.SCHEDULER_WEIGHT_STAFF),
+        "faculty": float(settings.SCHEDULER_WEIGHT_FACULTY),
+        "admin": float(settings.SCHEDULER_WEIGHT_ADMIN),
+    }
+
+
+def _user_spec(user: User) -> UserSpec:
+    group = user.group
+    quota = getattr(user, "quota", None)
+    override = quota.weight_override if quota else None
+    group_weight = group.scheduler_weight if group else None
+
+    def weight(override: Any) -> float:
+        return effective_weight(
+            override=None if override is None else float(override),
+            group_weight=None if group_weight is None else float(group_weight),
+            group_name=group.name if group else None,
+            is_superuser=user.is_superuser,
+            is_staff=user.is_staff,
+            fallbacks=fallback_weights(),
+        )
+
+    return UserSpec(
+        user_id=user.pk,
+        username=user.username,
+        group_id=group.pk if group else None,
+        group_name=group.name if group else None,
+        weight=weight(override),
+        group_weight=weight(None),
+        max_concurrent=_limit("max_concurrent", quota, group),
+        max_queued=quota.max_queued if quota else None,
+        group_max_queued=group.max_queued if group else None,
+        max_wait_seconds=_limit("max_wait", quota, group),
+    )
+
+
+def _limit(name: str, quota: Any, group: Group | None) -> Any:
+    """The quota's value where it has one, else the group's. 0 is a value."""
+    for holder in (quota, group):
+        value = getattr(holder, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint]]:
+    specs, endpoints = [], {}
+    for backend in Backend.objects.select_related("status").prefetch_related("models"):
+        status = getattr(backend, "status", None)
+        engine = backend.engine
+        if engine == "auto":
+            engine = (status.detected_engine if status else "") or "openai"
+        specs.append(
+            BackendSpec(
+                backend_id=backend.pk,
+                name=backend.name,
+                address=backend.base_url,
+                max_concurrent=backend.max_concurrent,
+                max_queue=backend.max_queue,
+                priority=backend.priority,
+                enabled=backend.enabled,
+                draining=backend.draining,
+                models=models_by_name(engine, backend.models.all()),
+            )
+        )
+        endpoints[backend.pk] = _endpoint(backend, engine)
+    return tuple(specs), endpoints
+
+
+def _endpoint(backend: Backend, engine: str) -> Endpoint:
+    headers = b"content-type: application/json\r\nuser-agent: mindrouter\r\n"
+    if backend.api_key:
+        headers += b"authorization: Bearer " + backend.api_key.encode() + b"\r\n"
+    return Endpoint(
+        backend_id=backend.pk,
+        name=backend.name,
+        engine=engine,
+        origin=Origin.parse(backend.base_url),
+        headers=headers,
+        connect_timeout=backend.connect_timeout,
+        first_byte_timeout=backend.first_byte_timeout,
+        chunk_timeout=backend.chunk_timeout,
+    )
+
+
+def _load_strategies() -> dict[str, Strategy]:
+    rows = ModelStrategy.objects.values_list("model_name", "strategy")
+    return {name: strategy for name, strategy in rows}  # type: ignore[misc]
+
+
+def _merge_models(backends: tuple[BackendSpec, ...]) -> dict[str, ModelSpec]:
+    """One spec for each name: able if any backend is, with the largest context."""
+    found: dict[str, list[ModelSpec]] = defaultdict(list)
+    for backend in backends:
+        for name, spec in backend.models.items():
+            found[name].append(spec)
+    return {name: _merged(specs) for name, specs in found.items()}
+
+
+def _merged(specs: list[ModelSpec]) -> ModelSpec:
+    def best(name: str) -> bool | None:
+        values = [getattr(spec, name) for spec in specs]
+        return True if True in values else None if None in values else False
+
+    return ModelSpec(
+        name=specs[0].name,
+        vision=best("vision"),
+        tools=best("tools"),
+        json=best("json"),
+        embeddings=best("embeddings"),
+        context_length=max((s.context_length for s in specs if s.context_length), default=None),
+    )
+
+
+def _telemetry(row: BackendStatus) -> BackendTelemetry:
+    if row.reachable is False or row.observed_at is None:
+        # A refused poll tells only that; nothing an earlier one said holds any more.
+        moment = row.attempted_at
+        telemetry = Telemetry(observed_at=0.0, reachable=row.reachable)
+    else:
+        moment = row.observed_at
+        telemetry = Telemetry(
+            observed_at=0.0,
+            reachable=row.reachable,
+            running=row.running,
+            waiting=row.waiting,
+            loaded_models=None if row.loaded_models is None else frozenset(row.loaded_models),
+            vram_free_mib=row.vram_free_mib,
+            vram_total_mib=row.vram_total_mib,
+            utilization=row.kv_use,
+        )
+    return BackendTelemetry(
+        backend_id=row.backend_id,
+        observed_at=moment.timestamp() if moment else time.time(),
+        telemetry=telemetry,
+    )
