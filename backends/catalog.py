@@ -1,0 +1,144 @@
+"""From stored rows to what the scheduler knows of a backend: its models by name, its telemetry.
+
+Pure: takes rows (any objects with the attributes below) and returns values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from scheduler.core.jobs import ModelSpec, Telemetry
+
+#: Ollama's own rule: a name without a tag means the tag "latest".
+IMPLIED_TAG = ":latest"
+
+T = TypeVar("T")
+
+
+class ModelRow(Protocol):
+    """What is read of a ``BackendModel``. None in a hand-set value is "as detected"."""
+
+    name: str
+    by_hand: bool
+    listed: bool
+    vision: bool | None
+    tools: bool | None
+    json: bool | None
+    embeddings: bool | None
+    context_length: int | None
+    vram_mib: float | None
+    detected_vision: bool | None
+    detected_tools: bool | None
+    detected_json: bool | None
+    detected_embeddings: bool | None
+    detected_context_length: int | None
+    detected_vram_mib: float | None
+
+
+class StatusRow(Protocol):
+    """What is read of a ``BackendStatus``."""
+
+    observed_at: datetime | None
+    answered_at: datetime | None
+    reachable: bool | None
+    running: int | None
+    waiting: int | None
+    kv_use: float | None
+    gpu_use: float | None
+    loaded_models: dict[str, float | None] | None
+    vram_total_mib: float | None
+    vram_free_mib: float | None
+
+
+def models_by_name(engine: str, rows: Iterable[ModelRow]) -> dict[str, ModelSpec]:
+    """Every name a client may ask this backend for, with what the backend then offers.
+
+    A model counts when the backend lists it or an admin named it. Names are case-sensitive. On
+    Ollama ``x`` and ``x:latest`` are one model under two names; nowhere else is a tag implied.
+    ``engine`` is the effective one (see ``effective_engine``).
+    """
+    offered = [row for row in rows if row.by_hand or row.listed]
+    if engine != "ollama":
+        return {row.name: _spec(row.name, [row]) for row in offered}
+    return _ollama_models(offered)
+
+
+def effective_engine(configured: str, detected: str) -> str:
+    """The engine an admin chose, else the detected one, else the plainest."""
+    return configured if configured != "auto" else detected or "openai"
+
+
+def with_tag(name: str) -> str:
+    """``name`` as Ollama stores it: "llama3.2" -> "llama3.2:latest".
+
+    Only the last part may carry a tag: in "host:5000/library/x" the colon belongs to a port.
+    """
+    return name if ":" in name.rpartition("/")[2] else name + IMPLIED_TAG
+
+
+def _ollama_models(rows: Sequence[ModelRow]) -> dict[str, ModelSpec]:
+    same: dict[str, list[ModelRow]] = {}
+    for row in rows:
+        same.setdefault(with_tag(row.name), []).append(row)
+    models: dict[str, ModelSpec] = {}
+    for tagged, group in same.items():
+        # What the server itself lists is the name it is sure to know.
+        group.sort(key=lambda row: not row.listed)
+        spec = _spec(group[0].name, group)
+        models[tagged] = spec
+        models[tagged.removesuffix(IMPLIED_TAG)] = spec
+    return models
+
+
+def _spec(name: str, rows: Sequence[ModelRow]) -> ModelSpec:
+    """One model from its rows: hand-set values first, then detected ones, in the rows' order."""
+    return ModelSpec(
+        name=name,
+        vision=_first([r.vision for r in rows], [r.detected_vision for r in rows]),
+        tools=_first([r.tools for r in rows], [r.detected_tools for r in rows]),
+        json=_first([r.json for r in rows], [r.detected_json for r in rows]),
+        embeddings=_first([r.embeddings for r in rows], [r.detected_embeddings for r in rows]),
+        context_length=_first(
+            [r.context_length for r in rows], [r.detected_context_length for r in rows]
+        ),
+        vram_mib=_first([r.vram_mib for r in rows], [r.detected_vram_mib for r in rows]),
+    )
+
+
+def _first(by_hand: list[T | None], detected: list[T | None]) -> T | None:
+    return next((value for value in [*by_hand, *detected] if value is not None), None)
+
+
+def polled(engine: str, status: StatusRow) -> tuple[datetime, Telemetry] | None:
+    """When the last poll that still counts began, and what it said (its ``observed_at`` is 0: the
+    caller puts it on the scheduler's clock). None when no poll was ever answered.
+
+    After a refused connection all that is known is that nothing runs there: older numbers belong
+    to a server that is gone. After a time-out the last good numbers stand, with their age.
+    """
+    if status.reachable is False and status.answered_at is not None:
+        return status.answered_at, Telemetry(observed_at=0.0, reachable=False)
+    if status.observed_at is None:
+        return None
+    return status.observed_at, Telemetry(
+        observed_at=0.0,
+        reachable=status.reachable,
+        running=status.running,
+        waiting=status.waiting,
+        loaded_models=_loaded_names(engine, status.loaded_models),
+        vram_free_mib=status.vram_free_mib,
+        vram_total_mib=status.vram_total_mib,
+        utilization=status.kv_use if status.kv_use is not None else status.gpu_use,
+    )
+
+
+def _loaded_names(engine: str, loaded: dict[str, float | None] | None) -> frozenset[str] | None:
+    """The loaded models under every name that ``ModelSpec.name`` may have for them."""
+    if loaded is None:
+        return None
+    if engine != "ollama":
+        return frozenset(loaded)
+    tagged = {with_tag(name) for name in loaded}
+    return frozenset(tagged | {name.removesuffix(IMPLIED_TAG) for name in tagged})
