@@ -272,9 +272,7 @@ class Spool:
         self.write_errors += 1
         if time.monotonic() - self._complained_at >= 60:
             self._complained_at = time.monotonic()
-            logger.error(
-                "Cannot write records: %s; %d lines are kept in memory", error, len(self._backlog)
-            )
+            logger.error("Cannot write records, kept in memory until it works: %s", error)
 
     # ---- files
 

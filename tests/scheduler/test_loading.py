@@ -1,0 +1,208 @@
+"""Spool files into the database: every record once, whatever fails in between."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from django.db import OperationalError
+from pytest_django import DjangoAssertNumQueries
+
+from scheduler import loading
+from scheduler.loading import Loader, load, to_decision
+from scheduler.models import Decision, SpoolCursor
+from scheduler.spool import Attempt, Record, Spool
+from tests.factories import make_decision
+
+pytestmark = pytest.mark.django_db
+
+
+def finish(spool: Spool, request_id: str, **fields: object) -> None:
+    spool.close(
+        Record(request_id=request_id, arrived_at=1000.5, outcome="completed", **fields)  # type: ignore[arg-type]
+    )
+
+
+def stored() -> list[str]:
+    return sorted(Decision.objects.values_list("request_id", flat=True))
+
+
+def test_records_of_a_file_still_being_written_are_loaded_as_they_come(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    finish(spool, "a")
+    assert load(tmp_path) == 1
+    finish(spool, "b")
+    assert load(tmp_path) == 1
+    assert load(tmp_path) == 0
+    assert stored() == ["a", "b"]
+    spool.stop()
+
+
+def test_a_closed_file_goes_with_its_cursor_once_loaded(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    finish(spool, "a")
+    load(tmp_path)
+    assert SpoolCursor.objects.count() == 1
+    finish(spool, "b")
+    spool.stop()
+    assert load(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert SpoolCursor.objects.count() == 0
+    assert stored() == ["a", "b"]
+
+
+def test_a_line_still_being_written_waits(tmp_path: Path) -> None:
+    path = tmp_path / "boot-1.open"
+    path.write_bytes(b'{"request_id":"a","arrived_at":1,"outcome":"completed"}\n{"request_id":"b",')
+    assert load(tmp_path) == 1
+    with path.open("ab") as file:
+        file.write(b'"arrived_at":2,"outcome":"refused"}\n')
+    assert load(tmp_path) == 1
+    assert stored() == ["a", "b"]
+
+
+def test_start_markers_are_no_records(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.open(Record(request_id="a", arrived_at=1.0))
+    spool.announce()
+    spool.announce()
+    assert load(tmp_path) == 0
+    assert stored() == []
+    spool.stop()
+
+
+def test_a_record_loaded_twice_is_there_once_and_the_first_stays(tmp_path: Path) -> None:
+    make_decision("a", user="first")
+    spool = Spool(tmp_path)
+    finish(spool, "a", user="second")
+    finish(spool, "b")
+    spool.stop()
+    load(tmp_path)
+    assert stored() == ["a", "b"]
+    assert Decision.objects.get(request_id="a").user == "first"
+
+
+def test_rows_and_cursor_move_together_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    finish(spool, "a")
+    loader = Loader(tmp_path)
+
+    def away(*_: object, **__: object) -> None:
+        raise OperationalError("database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolCursor.objects, "bulk_create", away)
+        with pytest.raises(OperationalError):
+            loader.load()
+    assert stored() == []
+    assert loader.load() == 1
+    assert stored() == ["a"]
+    spool.stop()
+
+
+def test_many_lines_are_inserted_in_bounded_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "BATCH_ROWS", 10)
+    monkeypatch.setattr(loading, "READ_BYTES", 1000)
+    sizes = []
+    store = loading._store
+
+    def counting(name: str, rows: list[Decision], offset: int) -> None:
+        sizes.append(len(rows))
+        store(name, rows, offset)
+
+    monkeypatch.setattr(loading, "_store", counting)
+    spool = Spool(tmp_path)
+    for number in range(105):
+        finish(spool, f"r{number:03}")
+    spool.stop()
+    assert load(tmp_path) == 105
+    assert len(stored()) == 105
+    assert max(sizes) == 10
+    assert sum(sizes) == 105
+
+
+def test_a_line_that_is_no_record_is_set_aside_and_holds_up_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "boot-1.jsonl"
+    path.write_bytes(
+        b'nonsense\n\n{"request_id":"a","arrived_at":1,"outcome":"completed"}\n{"arrived_at":1}\n'
+    )
+    assert load(tmp_path) == 1
+    assert stored() == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["boot-1.bad"]
+    assert (tmp_path / "boot-1.bad").read_bytes() == b'nonsense\n{"arrived_at":1}\n'
+
+
+def test_a_record_the_database_refuses_is_set_aside_and_holds_up_nobody(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    finish(spool, "a")
+    finish(spool, "too-big", prompt_tokens=2**64)
+    finish(spool, "before-the-calendar", ended_at=-1e15)
+    finish(spool, "b")
+    spool.stop()
+    path = next(tmp_path.glob("*.jsonl"))
+    path.write_bytes(path.read_bytes().replace(str(2**63 - 1).encode(), str(2**64).encode()))
+    load(tmp_path)
+    assert stored() == ["a", "b"]
+    [bad] = tmp_path.iterdir()
+    assert bad.suffix == ".bad"
+    assert bad.read_bytes().count(b"\n") == 2
+
+
+def test_nothing_new_asks_the_database_nothing(
+    tmp_path: Path, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    spool = Spool(tmp_path)
+    finish(spool, "a")
+    loader = Loader(tmp_path)
+    loader.load()
+    with django_assert_num_queries(0):
+        loader.load()
+    spool.stop()
+
+
+def test_a_row_carries_every_field_of_its_record() -> None:
+    row = to_decision(
+        Record(
+            request_id="r1",
+            arrived_at=1000.5,
+            outcome="failed",
+            scores={1: 150.0},
+            candidate_backends=(1, 2),
+            attempts=[
+                Attempt(backend="a", status=502, reason="upstream_error", started_at=1001.0),
+            ],
+            message="a\0b" * 3,
+            model_requested="m" * 400,
+            served_ahead={"student": {"jobs": 2, "tokens": 50}},
+            ended_at=1002.0,
+        )
+    )
+    row.save()
+    row.refresh_from_db()
+    assert row.arrived_at == datetime(1970, 1, 1, 0, 16, 40, 500_000, tzinfo=UTC)
+    assert row.ended_at == datetime(1970, 1, 1, 0, 16, 42, tzinfo=UTC)
+    assert row.queued_at is None
+    assert row.scores == {"1": 150.0}
+    assert row.candidate_backends == [1, 2]
+    assert row.attempts == [
+        {
+            "backend": "a",
+            "status": 502,
+            "reason": "upstream_error",
+            "started_at": "1970-01-01T00:16:41+00:00",
+            "ended_at": None,
+        }
+    ]
+    assert row.message == "a\ufffdb" * 3
+    assert row.model_requested == "m" * 300
+    assert row.served_ahead == {"student": {"jobs": 2, "tokens": 50}}
+
+
+def test_records_and_decisions_have_the_same_fields() -> None:
+    columns = {field.name for field in Decision._meta.fields} - {"id"}
+    assert columns == set(Record.__struct_fields__)
