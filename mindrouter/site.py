@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
+from django.contrib import admin
 from django.http import HttpRequest
 from django.templatetags.static import static
-from django.urls import URLPattern, URLResolver, include, path, reverse_lazy
+from django.urls import URLPattern, URLResolver, include, path, reverse
 from unfold.sites import UnfoldAdminSite
 
 
@@ -26,46 +28,34 @@ def stylesheet(request: HttpRequest) -> str:
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """The menu, in the order in which an admin needs it; only what this user may see."""
-    return [
-        _section(
-            request,
-            "Cluster",
-            ("Groups and shares", "balance", "admin:groups", "accounts.view_group"),
-            (
-                "Decisions",
-                "receipt_long",
-                "admin:scheduler_decision_changelist",
-                "scheduler.view_decision",
-            ),
-            ("Backends", "dns", "admin:backends_backend_changelist", "backends.view_backend"),
-            ("Aliases", "alt_route", "admin:backends_alias_changelist", "backends.view_alias"),
-            ("Nodes", "memory", "admin:backends_node_changelist", "backends.view_node"),
-            (
-                "Settings",
-                "tune",
-                "admin:scheduler_sitesettings_changelist",
-                "scheduler.view_sitesettings",
-            ),
-        ),
-        _section(
-            request,
-            "People",
-            ("Users", "person", "admin:accounts_user_changelist", "accounts.view_user"),
-            ("API keys", "key", "admin:accounts_apikey_changelist", "accounts.view_apikey"),
-            ("Quotas", "speed", "admin:accounts_quota_changelist", "accounts.view_quota"),
-        ),
+    cluster = [
+        _model(request, "Decisions", "receipt_long", "scheduler.decision"),
+        _model(request, "Backends", "dns", "backends.backend"),
+        _model(request, "Aliases", "alt_route", "backends.alias"),
+        _model(request, "Nodes", "memory", "backends.node"),
+        _model(request, "Settings", "tune", "scheduler.sitesettings"),
     ]
+    if request.user.has_perm("accounts.view_group"):
+        groups = {"title": "Groups and shares", "icon": "balance", "link": reverse("admin:groups")}
+        cluster.insert(0, groups)
+    people = [
+        _model(request, "Users", "person", "accounts.user"),
+        _model(request, "API keys", "key", "accounts.apikey"),
+        _model(request, "Quotas", "speed", "accounts.quota"),
+    ]
+    return [_section("Cluster", cluster), _section("People", people)]
 
 
-def _section(
-    request: HttpRequest, title: str, *items: tuple[str, str, str, str]
-) -> dict[str, Any]:
-    return {
-        "title": title,
-        "separator": True,
-        "items": [
-            {"title": name, "icon": icon, "link": reverse_lazy(url)}
-            for name, icon, url, permission in items
-            if request.user.has_perm(permission)
-        ],
-    }
+def _section(title: str, items: list[dict[str, Any] | None]) -> dict[str, Any]:
+    return {"title": title, "separator": True, "items": [item for item in items if item]}
+
+
+def _model(request: HttpRequest, title: str, icon: str, label: str) -> dict[str, Any] | None:
+    """An entry for a model's list, where it has an admin that this user may see."""
+    model = apps.get_model(label)
+    if not admin.site.is_registered(model):
+        return None
+    if not admin.site.get_model_admin(model).has_view_permission(request):
+        return None
+    address = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+    return {"title": title, "icon": icon, "link": address}

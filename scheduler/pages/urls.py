@@ -1,5 +1,16 @@
 """Addresses of the project's own pages, below /admin/."""
 
-from django.urls import URLPattern
+from django.contrib import admin
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from scheduler.pages import decisions, groups
+
+view = admin.site.admin_view
+
+urlpatterns = [
+    path("groups/", view(groups.groups), name="groups"),
+    path("groups/add/", view(groups.add_group), name="group_add"),
+    path("groups/figures/", view(groups.group_figures), name="group_figures"),
+    path("decisions/", view(decisions.decisions), name="decisions"),
+    path("decisions/<str:request_id>/", view(decisions.decision), name="decision"),
+]

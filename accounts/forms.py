@@ -1,0 +1,154 @@
+"""Forms on groups and quotas: weights that read well, and edits that overwrite nobody else's."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from django import forms
+
+from accounts.models import MAX_WEIGHT, Group, Quota
+
+#: Styled by mindrouter/static/mindrouter/pages.css.
+INPUT_CLASS = "mr-input"
+
+
+class WeightField(forms.DecimalField):
+    """A share weight: 0 to 1e9, or empty. Shown without the zeros that the database keeps."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            required=False,
+            min_value=0,
+            max_value=MAX_WEIGHT,
+            max_digits=16,
+            decimal_places=6,
+            widget=forms.NumberInput({"class": INPUT_CLASS, "step": "any"}),
+            **options,
+        )
+
+    def prepare_value(self, value: Any) -> Any:
+        return weight_text(value) if isinstance(value, Decimal) else value
+
+
+def weight_text(weight: Decimal | float | None) -> str:
+    """3.000000 as "3", 0.500000 as "0.5", nothing as ""."""
+    if weight is None:
+        return ""
+    text = f"{weight:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+class ModelNamesField(forms.CharField):
+    """A list of model names, one a line; empty is None ("every model")."""
+
+    def __init__(self, **options: Any) -> None:
+        options.pop("encoder", None)
+        options.pop("decoder", None)
+        options.setdefault("widget", forms.Textarea({"class": INPUT_CLASS, "rows": 4}))
+        super().__init__(required=False, **options)
+
+    def prepare_value(self, value: Any) -> Any:
+        return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+    def to_python(self, value: Any) -> list[str] | None:  # type: ignore[override]
+        lines = [line.strip() for line in (super().to_python(value) or "").splitlines()]
+        return list(dict.fromkeys(line for line in lines if line)) or None
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool((initial or None) != self.to_python(data))
+
+
+class GroupForm(forms.ModelForm[Group]):
+    """Everything about a group, for its own page."""
+
+    scheduler_weight = WeightField(
+        label="Scheduler weight", help_text=Group._meta.get_field("scheduler_weight").help_text
+    )
+    allowed_models = ModelNamesField(help_text="One model name a line. Empty: every model.")
+
+    class Meta:
+        model = Group
+        fields = "__all__"  # noqa: DJ007  the admin's fieldsets name them
+
+
+class QuotaForm(forms.ModelForm[Quota]):
+    """What differs for one user."""
+
+    weight_override = WeightField(
+        label="Weight override", help_text=Quota._meta.get_field("weight_override").help_text
+    )
+
+    class Meta:
+        model = Quota
+        fields = "__all__"  # noqa: DJ007  the admin's fieldsets name them
+
+
+class NewGroupForm(forms.ModelForm[Group]):
+    """The short form at the foot of the groups page."""
+
+    scheduler_weight = WeightField(label="Weight")
+
+    class Meta:
+        model = Group
+        fields: ClassVar = ["name", "description", "scheduler_weight"]
+        widgets: ClassVar = {
+            "name": forms.TextInput({"class": INPUT_CLASS}),
+            "description": forms.TextInput({"class": INPUT_CLASS}),
+        }
+
+
+class GroupRowForm(NewGroupForm):
+    """One row of the groups page, named by the group's number and not by its place in the table.
+
+    The page carries what each field showed when it was made (``known``). A field that comes back
+    as it was shown, or not at all, keeps the database's value: a page left open overwrites
+    nobody's later edit.
+    """
+
+    known = forms.CharField(required=False, widget=forms.HiddenInput)
+
+    def __init__(self, data: Any | None = None, *, instance: Group) -> None:
+        super().__init__(data, instance=instance, prefix=f"group-{instance.pk}", auto_id="id_%s")
+        self.names = list(NewGroupForm.Meta.fields)
+        self.before = {name: getattr(instance, name) for name in self.names}
+        shown = {name: self._as_shown(name) for name in self.names}
+        self.fields["known"].initial = json.dumps(list(shown.values()))
+        self.fields["scheduler_weight"].widget.attrs["aria-label"] = f"Weight of {instance.name}"
+        if data is not None:
+            self.data = self._with_untouched_fields_as(shown)
+
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """{field: (before, after)} of a valid form; empty where nothing is to be saved."""
+        return {
+            name: (before, getattr(self.instance, name))
+            for name, before in self.before.items()
+            if getattr(self.instance, name) != before
+        }
+
+    def _with_untouched_fields_as(self, shown: dict[str, str]) -> dict[str, str]:
+        posted = {name: self.data.get(self.add_prefix(name)) for name in self.names}
+        known = self._shown_then()
+        kept = {
+            name: shown[name] if text is None or _one_line_ends(text) == known.get(name) else text
+            for name, text in posted.items()
+        }
+        kept["known"] = json.dumps(list(shown.values()))
+        return {self.add_prefix(name): text for name, text in kept.items()}
+
+    def _shown_then(self) -> dict[str, str]:
+        try:
+            values = json.loads(self.data.get(self.add_prefix("known")) or "[]")
+        except ValueError:
+            return {}
+        return dict(zip(self.names, values, strict=False)) if isinstance(values, list) else {}
+
+    def _as_shown(self, name: str) -> str:
+        value = self.fields[name].prepare_value(self.before[name])
+        return _one_line_ends("" if value is None else str(value))
+
+
+def _one_line_ends(text: str) -> str:
+    """As browsers do it: a field's line ends may come back as other ones."""
+    return text.replace("\r\n", "\n").strip()

@@ -1,0 +1,262 @@
+"""Admin pages on decisions (read-only) and on the site's settings (one row)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.utils.functional import cached_property
+from django.utils.html import format_html
+from simple_history.admin import SimpleHistoryAdmin
+from unfold.admin import ModelAdmin
+from unfold.contrib.filters.admin import DropdownFilter, TextFilter
+from unfold.views import ChangeList
+
+from backends.models import Alias, Backend, BackendModel
+from scheduler.explain import duration
+from scheduler.models import Decision, Outcome, SiteSettings
+
+#: Rows that the log can be paged through; older ones are reached by a filter or a search.
+MOST_ROWS = 5000
+
+LIST_COLUMNS = (
+    "request_id",
+    "arrived_at",
+    "user",
+    "group",
+    "model_requested",
+    "selected_backend",
+    "outcome",
+    "reason",
+    "queued_at",
+    "dispatched_at",
+    "first_token_at",
+    "ended_at",
+    "prompt_tokens",
+    "completion_tokens",
+    "usage_estimated",
+    "charged_tokens",
+)
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]
+    """Counts no further than ``MOST_ROWS``: a full count takes seconds at a million rows."""
+
+    @cached_property
+    def count(self) -> int:
+        rows: QuerySet[Decision] = self.object_list  # type: ignore[assignment]
+        return rows.order_by()[:MOST_ROWS].count()
+
+
+class ExactTextFilter(TextFilter):  # type: ignore[misc]
+    """What is typed must equal the column, so that its index is used."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Decision]) -> QuerySet[Decision]:
+        value = self.value()
+        return queryset.filter(**{self.parameter_name: value}) if value else queryset
+
+
+class UserFilter(ExactTextFilter):
+    title = "user name"
+    parameter_name = "user"
+
+
+class ColumnFilter(DropdownFilter):  # type: ignore[misc]
+    """One of the values that are configured now; older values are found by their address."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Decision]) -> QuerySet[Decision]:
+        value = self.value()
+        return queryset.filter(**{self.parameter_name: value}) if value else queryset
+
+    def has_output(self) -> bool:
+        return True
+
+
+class OutcomeFilter(ColumnFilter):
+    title = "outcome"
+    parameter_name = "outcome"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(value, value) for value in Outcome.values]
+
+
+class ModelFilter(ColumnFilter):
+    title = "model"
+    parameter_name = "model_requested"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        names = (
+            BackendModel.objects.order_by()
+            .values_list("name")
+            .union(Alias.objects.order_by().values_list("name"))
+        )
+        return [(name, name) for (name,) in sorted(names)]
+
+
+class BackendFilter(ColumnFilter):
+    title = "backend"
+    parameter_name = "selected_backend"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in Backend.objects.values_list("name", flat=True)]
+
+
+class PeriodFilter(DropdownFilter):  # type: ignore[misc]
+    title = "period"
+    parameter_name = "period"
+    hours: ClassVar = {
+        "1": "last hour",
+        "24": "last day",
+        "168": "last week",
+        "720": "last 30 days",
+    }
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return list(self.hours.items())
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Decision]) -> QuerySet[Decision]:
+        if self.value() not in self.hours:
+            return queryset
+        return queryset.filter(arrived_at__gte=timezone.now() - timedelta(hours=int(self.value())))
+
+
+class DecisionList(ChangeList):  # type: ignore[misc]
+    """Reads only the columns shown: the JSON ones can be large."""
+
+    def get_queryset(self, request: HttpRequest, *args: Any) -> QuerySet[Decision]:
+        rows: QuerySet[Decision] = super().get_queryset(request, *args)
+        return rows.only(*LIST_COLUMNS)
+
+
+@admin.register(Decision)
+class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
+    """The log of requests. One row opens the page that explains it."""
+
+    list_display = ("arrived", "who", "model_requested", "backend", "result", "waited",
+                    "first_token", "tokens", "charged")  # fmt: skip
+    list_display_links = ("arrived",)
+    list_filter = (PeriodFilter, OutcomeFilter, ModelFilter, BackendFilter, UserFilter)
+    list_filter_submit = True
+    list_fullwidth = True
+    list_per_page = 50
+    list_max_show_all = 0
+    show_full_result_count = False
+    paginator = BoundedPaginator
+    search_fields = ("request_id__exact", "client_request_id__exact")
+    search_help_text = "A whole request id, the router's or the client's."
+    sortable_by = ()
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return DecisionList
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Decision | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Decision | None = None) -> bool:
+        return False
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """The row's own page explains it; this address only leads there."""
+        decision = self.get_object(request, object_id)
+        if decision is None:
+            raise Http404
+        return redirect("admin:decision", request_id=decision.request_id)
+
+    @admin.display(description="arrived")
+    def arrived(self, decision: Decision) -> str:
+        return timezone.localtime(decision.arrived_at).strftime("%Y-%m-%d %H:%M:%S")
+
+    @admin.display(description="user, group")
+    def who(self, decision: Decision) -> str:
+        return f"{decision.user or '–'}, {decision.group or 'no group'}"
+
+    @admin.display(description="backend")
+    def backend(self, decision: Decision) -> str:
+        return decision.selected_backend or "–"
+
+    @admin.display(description="outcome")
+    def result(self, decision: Decision) -> str:
+        reason = f" · {decision.reason}" if decision.reason else ""
+        return format_html(
+            '<span class="mr-outcome mr-{}">{}</span>{}', decision.outcome, decision.outcome, reason
+        )
+
+    @admin.display(description="waited")
+    def waited(self, decision: Decision) -> str:
+        return _figure(duration(_seconds(decision.queued_at, _left_queue(decision))))
+
+    @admin.display(description="first token")
+    def first_token(self, decision: Decision) -> str:
+        return _figure(duration(_seconds(decision.arrived_at, decision.first_token_at)))
+
+    @admin.display(description="tokens in + out")
+    def tokens(self, decision: Decision) -> str:
+        if decision.prompt_tokens is None:
+            return _figure("–")
+        about = "≈ " if decision.usage_estimated else ""
+        return _figure(f"{about}{decision.prompt_tokens:,} + {decision.completion_tokens or 0:,}")
+
+    @admin.display(description="charged")
+    def charged(self, decision: Decision) -> str:
+        return _figure(f"{decision.charged_tokens:,.0f}")
+
+
+def _figure(text: str) -> str:
+    return format_html('<span class="mr-figure">{}</span>', text)
+
+
+def _left_queue(decision: Decision) -> datetime | None:
+    return decision.dispatched_at or decision.ended_at
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    return None if start is None or end is None else (end - start).total_seconds()
+
+
+def setting_name(field_name: str) -> str:
+    """The settings variable behind a field of ``SiteSettings``."""
+    name = field_name.upper()
+    return name if hasattr(settings, name) else f"SCHEDULER_{name}"
+
+
+@admin.register(SiteSettings)
+class SiteSettingsAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
+    """One row. An empty field shows the value that applies without it, and where that is from."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return redirect("admin:scheduler_sitesettings_change", 1)
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> SiteSettings | None:
+        if object_id != "1":
+            return None
+        # The row is made by the first save, so that merely looking changes nothing.
+        return SiteSettings.objects.filter(pk=1).first() or SiteSettings(pk=1)
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None:
+            variable = setting_name(db_field.name)
+            value = getattr(settings, variable)
+            shown = "no limit" if value is None else value
+            field.help_text = f"{field.help_text} Empty: {shown} ({variable}).".strip()
+        return field

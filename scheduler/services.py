@@ -1,0 +1,183 @@
+"""What the pages and the management API share: live figures, joined with the database."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Count, Q
+
+from accounts.models import Group, User
+from scheduler.models import SiteSettings
+
+#: Up to this many users are looked up by number; above, all users are read in one go, because
+#: databases bound the number of parameters of a statement.
+_MOST_PARAMETERS = 5000
+
+
+def live() -> Any | None:
+    """The running scheduler's view of itself, at most 1 s old; None where none runs."""
+    try:
+        from scheduler import runtime
+    except ImportError:
+        return None
+    running = runtime.current()
+    return None if running is None else running.view()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFigures:
+    """One group's standing. Shares are fractions 0..1; None where there is nothing to divide."""
+
+    group_id: int | None  # None: the users without a group
+    name: str
+    weight: float  # in force: the group's own, or R13's fallback
+    weight_is_fallback: bool
+    members: int
+    active_members: int | None  # users with waiting or running requests; None: no live figures
+    entitled_all: float | None  # if each group had one busy user
+    entitled_now: float | None  # among the groups that have waiting or running requests
+    received: float | None  # of the tokens settled in the last fairness window (R9)
+    recent_tokens: float | None
+    queued: int | None
+    running: int | None
+
+    @property
+    def key(self) -> str:
+        """What the cells of this group are called in the page."""
+        return "none" if self.group_id is None else str(self.group_id)
+
+
+@dataclass(slots=True)
+class _Activity:
+    """What the shares of one group's users add up to."""
+
+    weight: float = 0.0
+    users: set[int] = field(default_factory=set)
+    recent_tokens: float = 0.0
+    queued: int = 0
+    running: int = 0
+
+
+def share_mode() -> str:
+    """``user`` or ``group`` (R14): the saved setting, else the environment's."""
+    saved = SiteSettings.objects.values_list("share_mode", flat=True).first()
+    return str(saved or settings.SCHEDULER_SHARE_MODE)
+
+
+def fallback_weight(group_name: str) -> float:
+    """The weight of a group that carries none (R13): by name from the environment, else 1."""
+    named = {
+        "student": settings.SCHEDULER_WEIGHT_STUDENT,
+        "staff": settings.SCHEDULER_WEIGHT_STAFF,
+        "faculty": settings.SCHEDULER_WEIGHT_FACULTY,
+        "admin": settings.SCHEDULER_WEIGHT_ADMIN,
+    }
+    return float(named.get(group_name, 1))
+
+
+def group_figures(view: Any | None) -> list[GroupFigures]:
+    """Every group by name, then the users without one if any is active.
+
+    At most three queries, however many groups and users there are.
+    """
+    groups = Group.objects.annotate(
+        member_count=Count("members", filter=Q(members__is_active=True))
+    ).order_by("name")
+    activity = {} if view is None else _activity_by_group(view.shares)
+    mode = share_mode()
+    weights = {group.pk: _weight_in_force(group) for group in groups}
+    entitled_all = _fractions(weights)
+    entitled_now = _entitled_now(activity, weights, mode)
+    tokens = _fractions({key: one.recent_tokens for key, one in activity.items()})
+    rows: list[tuple[int | None, str, bool, int]] = [
+        (group.pk, group.name, group.scheduler_weight is None, group.member_count)
+        for group in groups
+    ]
+    if None in activity:
+        rows.append((None, "(no group)", True, 0))
+    return [
+        GroupFigures(
+            group_id=key,
+            name=name,
+            weight=weights.get(key, 0.0) if key is not None else activity[None].weight,
+            weight_is_fallback=is_fallback,
+            members=members,
+            entitled_all=entitled_all.get(key),
+            entitled_now=entitled_now.get(key),
+            received=tokens.get(key, 0.0 if tokens else None),
+            **_live_columns(view, activity.get(key)),
+        )
+        for key, name, is_fallback, members in rows
+    ]
+
+
+def _weight_in_force(group: Group) -> float:
+    if group.scheduler_weight is None:
+        return fallback_weight(group.name)
+    return float(group.scheduler_weight)
+
+
+def _live_columns(view: Any | None, activity: _Activity | None) -> dict[str, Any]:
+    if view is None:
+        return {"active_members": None, "recent_tokens": None, "queued": None, "running": None}
+    activity = activity or _Activity()
+    return {
+        "active_members": len(activity.users),
+        "recent_tokens": activity.recent_tokens,
+        "queued": activity.queued,
+        "running": activity.running,
+    }
+
+
+def _activity_by_group(shares: Iterable[Any]) -> dict[int | None, _Activity]:
+    """The shares of all fairness units, summed over each one's group."""
+    shares = list(shares)
+    group_of = groups_of_users({share.user_id for share in shares})
+    found: dict[int | None, _Activity] = defaultdict(_Activity)
+    for share in shares:
+        one = found[group_of.get(share.user_id)]
+        one.recent_tokens += share.recent_tokens
+        one.queued += share.queued
+        one.running += share.running
+        if share.queued or share.running:
+            one.users.add(share.user_id)
+            one.weight += share.weight
+    return dict(found)
+
+
+def groups_of_users(user_ids: set[int]) -> dict[int, int | None]:
+    """{user id: group id or None}, in one query."""
+    users = User.objects.all()
+    if len(user_ids) <= _MOST_PARAMETERS:
+        users = users.filter(pk__in=user_ids)
+    return dict(users.values_list("pk", "group_id"))
+
+
+def _entitled_now(
+    activity: Mapping[int | None, _Activity], weights: Mapping[int, float], mode: str
+) -> dict[int | None, float]:
+    """{group id: fraction} of the groups with waiting or running requests (R14).
+
+    In user mode a group gets the sum of its active users' weights, in group mode its own weight
+    however many are active. Users without a group count by their own weights in both.
+    """
+    busy = {key: one for key, one in activity.items() if one.users}
+    if mode == "group":
+        claims = {
+            key: weights.get(key, one.weight) if key else one.weight for key, one in busy.items()
+        }
+    else:
+        claims = {key: one.weight for key, one in busy.items()}
+    if claims and not any(claims.values()):  # only background work (R13): equal among its users
+        claims = {key: float(len(one.users)) for key, one in busy.items()}
+    return _fractions(claims)
+
+
+def _fractions(parts: Mapping[Any, float]) -> dict[Any, float]:
+    """Each part ÷ their sum; nothing where the sum is 0."""
+    total = sum(parts.values())
+    return {key: part / total for key, part in parts.items()} if total > 0 else {}
