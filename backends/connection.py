@@ -7,6 +7,10 @@ per connection wakes up now and then, compares, and sleeps again for what is lef
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import os
+import re
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +68,7 @@ class Connection(asyncio.Protocol):
         "_head_bytes",
         "_head_done",
         "_headers",
+        "_idle_limit",
         "_interim",
         "_keep_alive",
         "_limit",
@@ -120,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._overdue = False
         self._stamp = 0.0
         self._limit = idle_seconds
+        self._idle_limit = idle_seconds
         self._problem = ""
         self._reset_exchange()
 
@@ -134,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._interim = 0
         self._transfer_encoding = b""
         self._content_length = b""
+        self._idle_limit = self.idle_seconds
 
     # The exchange, as the pool sees it.
 
@@ -166,7 +173,12 @@ class Connection(asyncio.Protocol):
 
         The socket itself is asked, as the loop may not have come round to reading it yet.
         """
-        return not self.closed and self._poll is not None and not self._poll.poll(0)
+        return (
+            not self.closed
+            and self._poll is not None
+            and monotonic() - self._stamp < self._limit
+            and not self._poll.poll(0)
+        )
 
     def abort(self) -> None:
         """Close at once, in any state; a response still under way fails."""
@@ -231,7 +243,9 @@ class Connection(asyncio.Protocol):
             self._fail(self._loss(None))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        transport, self._transport = self._transport, None
+        if transport is not None and self._outgoing is not None and self._response is not None:
+            self._salvage(transport)
         self._poll = None
         self._fail(self._loss(exc))
         self._parser = None  # it refers back to this object
@@ -268,6 +282,8 @@ class Connection(asyncio.Protocol):
             self._transfer_encoding = value
         elif name == b"content-length":
             self._content_length = value
+        elif name == b"keep-alive":
+            self._idle_limit = min(self.idle_seconds, _announced_idle_seconds(value))
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -326,8 +342,8 @@ class Connection(asyncio.Protocol):
             return
         self.resume_reading()
         self._stamp = now = monotonic()
-        self._limit = self.idle_seconds
-        self._watch(now, self.idle_seconds)
+        self._limit = self._idle_limit
+        self._watch(now, self._limit)
         self._on_idle(self)
 
     def _fail(self, error: UpstreamError) -> None:
@@ -354,6 +370,18 @@ class Connection(asyncio.Protocol):
         if self._uses > 1 and not self._received and fresh_loss:
             return StaleConnection(text)
         return EndedEarly(text)
+
+    def _salvage(self, transport: asyncio.Transport) -> None:
+        """Read what the lost socket still holds.
+
+        A server that refuses a large body answers and closes while we write. Writing then fails,
+        often before the loop has read the answer, which is worth more than the failure.
+        """
+        if transport.get_extra_info("sslcontext") is None:
+            with contextlib.suppress(OSError):
+                data = os.read(transport.get_extra_info("socket").fileno(), 1 << 18)
+                if data:
+                    self.data_received(data)
 
     def _pause_reading(self) -> None:
         if not self._reading_paused and self._transport is not None:
@@ -394,6 +422,8 @@ class Connection(asyncio.Protocol):
         elif not self._overdue:
             self._overdue = True
             self._watch(now, GRACE_SECONDS)
+        elif self._response is None:
+            self._close()
         elif self._head_done:
             self._fail(Stalled(f"no byte for {self._limit:g} s"))
         else:
@@ -405,3 +435,12 @@ def _slices(parts: Sequence[bytes]) -> Iterator[memoryview]:
         view = memoryview(part)
         for start in range(0, len(view), SLICE_BYTES):
             yield view[start : start + SLICE_BYTES]
+
+
+def _announced_idle_seconds(keep_alive: bytes) -> float:
+    """Read how long the server says it keeps an idle connection, less a margin for the way."""
+    found = re.search(rb"timeout=(\d{1,6})", keep_alive)
+    if found is None:
+        return math.inf
+    seconds = int(found[1])
+    return seconds - 1.0 if seconds > 1 else seconds / 2

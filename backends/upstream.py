@@ -17,6 +17,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from backends.connection import Connection, Outgoing
+from backends.dial import Dialer
 from backends.response import (
     ConnectFailed,
     EndedEarly,
@@ -122,6 +123,7 @@ class Upstream:
         self._idle: dict[str, list[Connection]] = {}
         self._open: dict[str, set[Connection]] = {}
         self._connecting: set[asyncio.Timeout] = set()
+        self._dialer = Dialer()
         self._closed = False
         self._all_lost: asyncio.Event | None = None
 
@@ -202,18 +204,11 @@ class Upstream:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, origin.key, self._idle_seconds, self._keep, self._lost)
         self._open.setdefault(origin.key, set()).add(connection)
-        tls = self._tls() if origin.scheme == "https" else None
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 self._connecting.add(limit)
-                await loop.create_connection(
-                    lambda: connection,
-                    origin.host,
-                    origin.port,
-                    ssl=tls,
-                    server_hostname=origin.host if tls else None,
-                )
+                await self._open_connection(connection, origin, seconds)
         except TimeoutError:
             self._give_up(connection)
             why = "the pool was closed" if self._closed else f"not within {seconds:g} s"
@@ -229,6 +224,22 @@ class Upstream:
             self._connecting.discard(limit)
         self.counters.opened += 1
         return connection
+
+    async def _open_connection(
+        self, connection: Connection, origin: Origin, seconds: float
+    ) -> None:
+        tls = self._tls() if origin.scheme == "https" else None
+        sock = await self._dialer.open(origin.host, origin.port, seconds)
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection,
+                sock=sock,
+                ssl=tls,
+                server_hostname=origin.host if tls else None,
+            )
+        except BaseException:
+            sock.close()
+            raise
 
     def _tls(self) -> ssl.SSLContext:
         if self._ssl_context is None:

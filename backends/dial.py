@@ -1,0 +1,103 @@
+"""Opening TCP sockets to LLM servers: names, several addresses, socket options."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from time import monotonic
+from typing import Any, NamedTuple
+
+# A host that loses power answers nothing, not even with a reset. The kernel then gives up after
+# about a minute, be it on unacknowledged data or in the silence of a long prefill, so that the
+# generous limit for the first byte is left to servers that are alive.
+_DEAD_HOST_SECONDS = 60
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_HOST_SECONDS * 1000),
+)
+
+
+class Address(NamedTuple):
+    """One address of a server, as the socket module takes it."""
+
+    family: int
+    sockaddr: tuple[Any, ...]
+
+
+class Dialer:
+    """Opens sockets; simultaneous look-ups of one name share a single one.
+
+    Look-ups run in a few threads shared by all names, and a name server that hangs would fill
+    them with one name's requests.
+    """
+
+    def __init__(self) -> None:
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[Address]]] = {}
+
+    async def open(self, host: str, port: int, seconds: float) -> socket.socket:
+        """Return a connected, non-blocking socket.
+
+        A name's addresses are tried in turn, each with its share of the time left, so that one
+        that swallows packets leaves time for the next. The caller enforces `seconds` as a whole.
+
+        Raises: OSError, of the last address tried.
+        """
+        deadline = monotonic() + seconds
+        addresses = literal_address(host, port) or await self._resolve(host, port)
+        failure = OSError(f"no address for {host}")
+        for i, address in enumerate(addresses):
+            share = (deadline - monotonic()) / (len(addresses) - i)
+            try:
+                async with asyncio.timeout(share):
+                    return await _connect(address)
+            except OSError as error:  # includes TimeoutError
+                failure = error
+        raise failure
+
+    async def _resolve(self, host: str, port: int) -> list[Address]:
+        lookup = self._lookups.get((host, port))
+        if lookup is None:
+            lookup = asyncio.get_running_loop().create_task(_lookup(host, port))
+            self._lookups[host, port] = lookup
+            lookup.add_done_callback(lambda done: self._forget(host, port, done))
+        return await asyncio.shield(lookup)
+
+    def _forget(self, host: str, port: int, lookup: asyncio.Task[list[Address]]) -> None:
+        del self._lookups[host, port]
+        if not lookup.cancelled():
+            lookup.exception()  # all who waited may have left: a failure is no surprise then
+
+
+def literal_address(host: str, port: int) -> list[Address]:
+    """Return the one address that an IP literal stands for, or nothing for a name."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return []
+    if version == 4:
+        return [Address(socket.AF_INET, (host, port))]
+    return [Address(socket.AF_INET6, (host, port, 0, 0))]
+
+
+async def _lookup(host: str, port: int) -> list[Address]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+
+
+async def _connect(address: Address) -> socket.socket:
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        for option in _OPTIONS:
+            sock.setsockopt(*option)
+        await asyncio.get_running_loop().sock_connect(sock, address.sockaddr)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
