@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         """Send a request; the connection must be fresh or idle."""
         response = Response(self._loop, self)
         transport = self._transport
-        if self.closed or transport is None:
+        if self.closed or transport is None or transport.is_closing():
             response.fail(EndedEarly("the server closed the connection at once"))
             return response
         if self._uses:
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
         if self._reading_paused:
             self._reading_paused = False
             self._stamp = monotonic()  # the silence so far was ours
-            if self._transport is not None and not self.closed:
+            if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
 
     # asyncio.Protocol
@@ -275,6 +275,7 @@ class Connection(asyncio.Protocol):
         if self._head_done:
             return  # a trailer
         name = name.lower()
+        value = value.rstrip(b" \t")
         self._headers.append((name, value))
         if name == b"transfer-encoding":
             if self._transfer_encoding or value.lower() != b"chunked":
@@ -384,13 +385,18 @@ class Connection(asyncio.Protocol):
                     self.data_received(data)
 
     def _pause_reading(self) -> None:
-        if not self._reading_paused and self._transport is not None:
+        transport = self._transport
+        if not self._reading_paused and transport is not None and not transport.is_closing():
             self._reading_paused = True
-            self._transport.pause_reading()
+            transport.pause_reading()
 
     def _pump(self) -> None:
         transport = self._transport
-        while self._outgoing is not None and transport is not None and not self._writing_paused:
+        if transport is None:
+            return
+        while self._outgoing is not None and not self._writing_paused:
+            if transport.is_closing():
+                return
             piece = next(self._outgoing, None)
             if piece is None:
                 self._outgoing = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _BODYLESS_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
 _OWN_SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
@@ -67,10 +69,13 @@ class Origin:
     preamble: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        if self.port != _DEFAULT_PORTS[self.scheme]:
-            name = f"{name}:{self.port}"
-        host_header = name.encode("idna" if not name.isascii() else "ascii")
+        host = self.host.encode("idna").decode() if not self.host.isascii() else self.host
+        if ":" in host:
+            host = f"[{host}]"
+        elif not _HOST_NAME.fullmatch(host):
+            raise ValueError("the host of a base URL is a name or an address")
+        name = host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+        host_header = name.encode()
         preamble = b" HTTP/1.1\r\nhost: " + host_header + b"\r\naccept-encoding: identity\r\n"
         object.__setattr__(self, "key", f"{self.scheme}://{name}")
         object.__setattr__(self, "host_header", host_header)
@@ -90,7 +95,9 @@ class Origin:
         prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         if not prefix.isascii() or any(c <= " " or c == "\x7f" for c in prefix):
             raise ValueError("the path of a base URL must be percent-encoded")
-        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        port = _DEFAULT_PORTS[parts.scheme] if parts.port is None else parts.port
+        if port == 0:
+            raise ValueError("port 0 cannot be connected to")
         return cls(parts.scheme, parts.hostname, port, prefix)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 import uvloop
+
+from backends.upstream import Origin, Response, Upstream
 
 
 def pytest_asyncio_loop_factories(
@@ -15,3 +17,54 @@ def pytest_asyncio_loop_factories(
     if item.path.name.startswith("test_upstream"):
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
+
+
+class Client:
+    """A pool, with generous limits where a test does not name any."""
+
+    def __init__(self) -> None:
+        self.pool = Upstream()
+
+    async def send(
+        self,
+        url: str,
+        path: str = "/v1/chat/completions",
+        *,
+        method: bytes = b"POST",
+        headers: bytes = b"content-type: application/json\r\n",
+        body: bytes | Sequence[bytes] = b"{}",
+        connect: float = 5.0,
+        first_byte: float = 20.0,
+        between: float = 20.0,
+    ) -> Response:
+        return await self.pool.send(
+            Origin.parse(url),
+            method=method,
+            path=path.encode(),
+            headers=headers,
+            body=body,
+            connect_timeout=connect,
+            first_byte_timeout=first_byte,
+            chunk_timeout=between,
+        )
+
+    def idle(self, url: str) -> int:
+        return self.pool.idle_count(Origin.parse(url))
+
+    def open(self, url: str) -> int:
+        return self.pool.open_count(Origin.parse(url))
+
+    async def until_open(self, url: str, count: int) -> None:
+        """Wait some turns of the loop until the pool has `count` connections to a server."""
+        for _ in range(1000):
+            if self.open(url) == count:
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError(f"{self.open(url)} connections are open, not {count}")
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    client = Client()
+    yield client
+    await client.pool.close()

@@ -87,7 +87,7 @@ class StubConnection(asyncio.Protocol):
             (name.lower(), value.strip()) for name, _, value in (x.partition(":") for x in lines)
         ]
         request = StubRequest(method, path, headers, b"", raw, self)
-        self.stub.requests.append(request)
+        self.stub._arrived(request)
         return request
 
     async def read_body(self, request: StubRequest) -> bytes:
@@ -123,6 +123,8 @@ class StubConnection(asyncio.Protocol):
 
     async def write(self, *parts: bytes) -> None:
         """Write, and wait while the client does not take it."""
+        if self.lost.is_set() or self.transport.is_closing():
+            raise ClientGone
         self.transport.write(b"".join(parts))
         await self._writable.wait()
         if self.lost.is_set():
@@ -252,6 +254,13 @@ class ScriptedStub:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
+    async def until_requests(self, count: int, within: float = 5.0) -> None:
+        """Wait until `count` requests have come in all (their heads, at least)."""
+        async with asyncio.timeout(within):
+            while len(self.requests) < count:
+                self._change.clear()
+                await self._change.wait()
+
     async def until_open(self, count: int, within: float = 5.0) -> None:
         """Wait until exactly `count` connections are open."""
         async with asyncio.timeout(within):
@@ -285,6 +294,10 @@ class ScriptedStub:
         task = asyncio.get_running_loop().create_task(self._run(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _arrived(self, request: StubRequest) -> None:
+        self.requests.append(request)
+        self._change.set()
 
     def _lost(self, _connection: StubConnection) -> None:
         self.open_count -= 1
