@@ -22,7 +22,7 @@ env = environ.Env()
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 
-def env_number(name: str, default: float | None) -> float | int | None | str:
+def env_number(name: str, default: float | None) -> float | int | str | None:
     """A number; what is not one is returned as text, for the system checks to report."""
     text = os.environ.get(name, "").strip()
     if not text:
@@ -84,6 +84,7 @@ AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 LOGIN_URL = "admin:login"
+LOGIN_REDIRECT_URL = "admin:index"
 
 # ---- applications
 INSTALLED_APPS = [
@@ -146,6 +147,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
+    # A file: in memory, the threads and processes of a test would not see one database.
+    DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
 else:
     DATABASES["default"]["OPTIONS"] = {
         "pool": {"min_size": 0, "max_size": env.int("DATABASE_POOL_SIZE", 8), "timeout": 10}
@@ -261,7 +264,23 @@ UNFOLD = {
     "SITE_HEADER": "MindRouter",
     "SITE_SUBHEADER": "fair shares of an LLM cluster",
     "SITE_SYMBOL": "hub",
+    "SITE_URL": None,  # there is no other site to return to
     "SHOW_HISTORY": True,
     "SIDEBAR": {"navigation": "mindrouter.site.navigation"},
     "STYLES": ["mindrouter.site.stylesheet"],
+    "COLORS": {
+        "primary": {
+            "50": "oklch(97% .014 254.604)",
+            "100": "oklch(93.2% .032 255.585)",
+            "200": "oklch(88.2% .059 254.128)",
+            "300": "oklch(80.9% .105 251.813)",
+            "400": "oklch(70.7% .165 254.624)",
+            "500": "oklch(62.3% .214 259.815)",
+            "600": "oklch(54.6% .245 262.881)",
+            "700": "oklch(48.8% .243 264.376)",
+            "800": "oklch(42.4% .199 265.638)",
+            "900": "oklch(37.9% .146 265.522)",
+            "950": "oklch(28.2% .091 267.935)",
+        }
+    },
 }

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, register
+from django.core.checks import Warning as CheckWarning
 
 #: setting -> (lowest allowed value, may it be None)
 NUMBERS: dict[str, tuple[float, bool]] = {
@@ -89,7 +90,7 @@ def check_connection_age(**_: Any) -> list[CheckMessage]:
     if database.get("CONN_MAX_AGE", 0) == 0 or pooled:
         return []
     return [
-        Warning(
+        CheckWarning(
             "CONN_MAX_AGE is not 0 and the database has no connection pool.",
             hint="Under ASGI each request's thread keeps its connection; use the pool instead.",
             id="mindrouter.W001",

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections, connection
+from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from backends.upstream import Upstream
@@ -95,7 +95,10 @@ class Claim:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.ticket.state in ("queued", "leased"):
             self._runtime.release(self)
@@ -155,11 +158,14 @@ class Runtime:
         self.spool = Spool(settings.SPOOL_DIR)
         self.stopping = False
         self.database_away = False
+        self.serving: set[asyncio.Task[Any]] = set()  # one task for each request under way
         self._loop = asyncio.get_running_loop()
+        # One thread, so that there is one connection, however often the database is asked.
+        self._database = ThreadPoolExecutor(1, thread_name_prefix="configuration")
+        self._settled = False
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._view: LiveView | None = None
-        self._last_checkpoint: dict[str, Any] | None = None
 
     # ---- life
 
@@ -168,7 +174,12 @@ class Runtime:
         """Load the configuration and the last checkpoint, and begin. Raises: DatabaseError."""
         global _current
         runtime = cls()
-        snapshot, telemetry, checkpoint = await _in_thread(_load_everything)
+        try:
+            snapshot, telemetry, checkpoint = await runtime._ask_database(_load_everything)
+        except BaseException:
+            runtime.spool.stop()
+            runtime._database.shutdown(wait=False)
+            raise
         now = time.monotonic()
         runtime._adopt(snapshot, now)
         runtime._observe(telemetry, now)
@@ -195,6 +206,8 @@ class Runtime:
             self._timer.cancel()
         with contextlib.suppress(DatabaseError):
             await self._save_checkpoint()
+        await self._ask_database(connection.close)
+        self._database.shutdown(wait=False)
         await self.upstream.close()
         await asyncio.to_thread(self.spool.stop)
         if _current is self:
@@ -218,6 +231,7 @@ class Runtime:
         assert lease is not None  # noqa: S101  only a leased job has output
         now = time.monotonic()
         settlement = self.scheduler.settle(lease, usage, now)
+        self._settled = True
         self._pump(now)
         return settlement
 
@@ -251,12 +265,38 @@ class Runtime:
         if ticket.lease is not None:
             self.scheduler.first_byte(ticket.lease, time.monotonic())
 
-    def refuse_waiting(self, error: Evicted) -> None:
-        """Drop every waiting job, as at the end of a shutdown's patience."""
-        now = time.monotonic()
-        for ticket in self.scheduler.waiting_tickets():
-            self.scheduler.evict(ticket, error, now)
-        self._pump(now)
+    def usage_of_abandoned(self, lease: Lease, prompt_tokens: int) -> Usage:
+        """What a running job has cost whose client left before it had any output (R4): its prompt
+        and the time it ran, at the backend's measured rate."""
+        seconds = max(0.0, time.monotonic() - lease.dispatched_at)
+        rate = self.scheduler.token_rate(lease.backend_id)
+        limit = lease.ticket.job.max_tokens
+        tokens = int(seconds * rate)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=tokens if limit is None else min(tokens, limit),
+            estimated=True,
+        )
+
+    def position(self, claim: Claim) -> tuple[int, float | None]:
+        """Jobs until this one is served, itself included, and an estimate in seconds."""
+        return self.scheduler.position(claim.ticket, time.monotonic())
+
+    def resolve_alias(self, name: str) -> str:
+        """The model that ``name`` stands for: an alias's first target that a backend has."""
+        targets = self.snapshot.aliases.get(name)
+        if targets is None:
+            return name
+        for known in (self.snapshot.listed_models, self.snapshot.models):
+            for target in targets:
+                if target in known:
+                    return target
+        return targets[0]
+
+    def cancel_serving(self) -> None:
+        """End every request under way, as at the end of a shutdown's patience."""
+        for task in self.serving:
+            task.cancel()
 
     def _pump(self, now: float) -> None:
         for ticket in self.scheduler.pump(now):
@@ -316,13 +356,23 @@ class Runtime:
             )
         return self._view
 
+    async def _ask_database(self, question: Callable[..., _T], *args: Any) -> _T:
+        def ask() -> _T:
+            try:
+                return question(*args)
+            except DatabaseError:
+                connection.close()  # it may be broken; the next question gets a new one
+                raise
+
+        return await self._loop.run_in_executor(self._database, ask)
+
     # ---- background
 
     async def _watch_configuration(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                snapshot, telemetry = await _in_thread(_load_changes, self.snapshot.version)
+                snapshot, telemetry = await self._ask_database(_load_changes, self.snapshot.version)
             except DatabaseError as error:
                 self._database_is(away=True, error=error)
                 continue
@@ -371,10 +421,9 @@ class Runtime:
                 logger.exception("Cannot save the shares")
 
     async def _save_checkpoint(self) -> None:
-        state = self.scheduler.checkpoint(time.monotonic())
-        if self.scheduler.settled_since_checkpoint:
-            await _in_thread(_save_state, state)
-            self.scheduler.settled_since_checkpoint = False
+        if self._settled:
+            self._settled = False
+            await self._ask_database(_save_state, self.scheduler.checkpoint(time.monotonic()))
 
     async def _announce_records(self) -> None:
         while True:
@@ -387,19 +436,7 @@ class Runtime:
             await asyncio.to_thread(self.spool.sync)
 
 
-# ---- in a thread, with the database
-
-
-def _in_thread(work: Callable[..., _T], *args: Any) -> Coroutine[Any, Any, _T]:
-    def run() -> _T:
-        close_old_connections()
-        try:
-            return work(*args)
-        finally:
-            # A pool thread lives on; a connection kept by it would be one more per thread.
-            connection.close()
-
-    return asyncio.to_thread(run)
+# ---- in the database's thread
 
 
 def _load_everything() -> tuple[Snapshot, list[BackendTelemetry], dict[str, Any] | None]:

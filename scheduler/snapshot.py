@@ -6,19 +6,17 @@ changed. Polled status is read apart from it, each second, since it changes all 
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
 from django.utils import timezone
 
 from accounts.models import ApiKey, Group, User
-from backends.catalog import models_by_name
+from backends.catalog import effective_engine, models_by_name, polled
 from backends.models import Alias, Backend, BackendStatus, ModelStrategy
 from backends.upstream import Origin
 from scheduler.core.jobs import BackendSpec, ModelSpec, Strategy, Telemetry, UserSpec
@@ -64,6 +62,7 @@ class Snapshot:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     models: Mapping[str, ModelSpec] = field(default_factory=dict)  # every name, one spec each
+    listed_models: Mapping[str, ModelSpec] = field(default_factory=dict)  # shown to clients
     tunables: Tunables = field(default_factory=Tunables)
     keepalive_after: float = 10.0
     max_body_bytes: int = 32 * 1024 * 1024
@@ -76,6 +75,10 @@ class BackendTelemetry:
     backend_id: int
     observed_at: float  # epoch seconds
     telemetry: Telemetry  # with observed_at 0
+
+    def at(self, moment: float) -> Telemetry:
+        """The telemetry with its time on the runtime's clock."""
+        return replace(self.telemetry, observed_at=moment)
 
 
 def configuration_version() -> int:
@@ -101,6 +104,7 @@ def load_snapshot() -> Snapshot:
             aliases={a.name: tuple(a.targets) for a in Alias.objects.all()},
             strategies=_load_strategies(),
             models=_merge_models(backends),
+            listed_models=_listed_models(backends),
             tunables=_load_tunables(site),
             keepalive_after=_saved_or_setting(site, "queue_keepalive_after"),
             max_body_bytes=int(_saved_or_setting(site, "max_body_bytes")),
@@ -108,11 +112,14 @@ def load_snapshot() -> Snapshot:
 
 
 def load_telemetry() -> list[BackendTelemetry]:
-    """What polls last learned of each backend that answered one, or that refused it."""
-    rows = BackendStatus.objects.select_related("backend").filter(
-        Q(observed_at__isnull=False) | Q(reachable=False)
-    )
-    return [_telemetry(row) for row in rows]
+    """What polls last learned of each backend that ever answered one or refused it."""
+    found = []
+    for row in BackendStatus.objects.select_related("backend"):
+        engine = effective_engine(row.backend.engine, row.detected_engine)
+        known = polled(engine, row)
+        if known is not None:
+            found.append(BackendTelemetry(row.backend_id, known[0].timestamp(), known[1]))
+    return found
 
 
 def setting_name(field_name: str) -> str:
@@ -207,9 +214,7 @@ def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint]]:
     specs, endpoints = [], {}
     for backend in Backend.objects.select_related("status").prefetch_related("models"):
         status = getattr(backend, "status", None)
-        engine = backend.engine
-        if engine == "auto":
-            engine = (status.detected_engine if status else "") or "openai"
+        engine = effective_engine(backend.engine, status.detected_engine if status else "")
         specs.append(
             BackendSpec(
                 backend_id=backend.pk,
@@ -245,7 +250,7 @@ def _endpoint(backend: Backend, engine: str) -> Endpoint:
 
 def _load_strategies() -> dict[str, Strategy]:
     rows = ModelStrategy.objects.values_list("model_name", "strategy")
-    return {name: strategy for name, strategy in rows}  # type: ignore[misc]
+    return dict(rows)  # type: ignore[arg-type]
 
 
 def _merge_models(backends: tuple[BackendSpec, ...]) -> dict[str, ModelSpec]:
@@ -255,6 +260,20 @@ def _merge_models(backends: tuple[BackendSpec, ...]) -> dict[str, ModelSpec]:
         for name, spec in backend.models.items():
             found[name].append(spec)
     return {name: _merged(specs) for name, specs in found.items()}
+
+
+def _listed_models(backends: tuple[BackendSpec, ...]) -> dict[str, ModelSpec]:
+    """The models that can be used now, under the names their backends give them.
+
+    ``x:latest`` is left out where there is an ``x``, which stands for it too.
+    """
+    usable = tuple(b for b in backends if b.enabled and not b.draining)
+    named = {spec.name for backend in usable for spec in backend.models.values()}
+    return {
+        name: spec
+        for name, spec in _merge_models(usable).items()
+        if name in named and not (name.endswith(":latest") and name[: -len(":latest")] in named)
+    }
 
 
 def _merged(specs: list[ModelSpec]) -> ModelSpec:
@@ -269,28 +288,4 @@ def _merged(specs: list[ModelSpec]) -> ModelSpec:
         json=best("json"),
         embeddings=best("embeddings"),
         context_length=max((s.context_length for s in specs if s.context_length), default=None),
-    )
-
-
-def _telemetry(row: BackendStatus) -> BackendTelemetry:
-    if row.reachable is False or row.observed_at is None:
-        # A refused poll tells only that; nothing an earlier one said holds any more.
-        moment = row.attempted_at
-        telemetry = Telemetry(observed_at=0.0, reachable=row.reachable)
-    else:
-        moment = row.observed_at
-        telemetry = Telemetry(
-            observed_at=0.0,
-            reachable=row.reachable,
-            running=row.running,
-            waiting=row.waiting,
-            loaded_models=None if row.loaded_models is None else frozenset(row.loaded_models),
-            vram_free_mib=row.vram_free_mib,
-            vram_total_mib=row.vram_total_mib,
-            utilization=row.kv_use,
-        )
-    return BackendTelemetry(
-        backend_id=row.backend_id,
-        observed_at=moment.timestamp() if moment else time.time(),
-        telemetry=telemetry,
     )

@@ -51,7 +51,11 @@ class Client:
     )
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, common_headers: Iterable[tuple[bytes, bytes]]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        common_headers: Iterable[tuple[bytes, bytes]],
     ) -> None:
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -99,9 +103,7 @@ class Client:
 
     def _too_large(self, limit: int) -> GatewayError:
         self.unread = True
-        return GatewayError(
-            "body_too_large", f"The request body is larger than {limit} bytes."
-        )
+        return GatewayError("body_too_large", f"The request body is larger than {limit} bytes.")
 
     # ---- noticing that it goes
 

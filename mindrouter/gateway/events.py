@@ -168,9 +168,10 @@ class EventStream:
 
     def _take_error(self, block: bytes) -> None:
         for event in split_events(block):
-            if event.startswith(b"error:"):
-                event = b"data:" + event[6:]  # llama.cpp's older form
-            parsed = read_event(event)
+            # llama.cpp's older form is a field of its own
+            parsed = read_event(
+                event.replace(b"error:", b"data:", 1) if block[:6] == b"error:" else event
+            )
             if parsed is not None and parsed.error is not None and not parsed.choices:
                 self.error = parsed.error
                 return

@@ -25,7 +25,8 @@ PATIENCE_SECONDS = 2.0
 BUSY_SECONDS = 1.0
 
 _CONTEXT_WORDS = re.compile(
-    r"exceed_context_size|maximum context length|context_length_exceeded|input_tokens", re.IGNORECASE
+    r"exceed_context_size|maximum context length|context_length_exceeded|input_tokens",
+    re.IGNORECASE,
 )
 
 

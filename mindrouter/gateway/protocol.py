@@ -64,7 +64,9 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._expect_head()
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(b"431 Request Header Fields Too Large", b"The request's head is too large.")
+            self._refuse(
+                b"431 Request Header Fields Too Large", b"The request's head is too large."
+            )
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", msg.encode())
@@ -108,7 +110,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, status: bytes, message: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+        if (
+            self.cycle is not None
+            and self.cycle.response_started
+            and not self.cycle.response_complete
+        ):
             self.transport.abort()  # an answer is under way; nothing may be written into it
             return
         body = _BODY % message

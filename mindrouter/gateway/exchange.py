@@ -1,0 +1,339 @@
+"""One completion from first byte to record: read, queue, attempt, relay, settle.
+
+Whatever happens — refusal, a client that leaves, a backend that dies, a fault of our own — the
+slot is freed, the tokens are settled and one record is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backends.upstream import Response, UpstreamError
+from mindrouter.gateway import failures, recording
+from mindrouter.gateway.client import Client, ClientLeftError, Headers
+from mindrouter.gateway.dialects import openai
+from mindrouter.gateway.errors import GatewayError
+from mindrouter.gateway.failures import Failure
+from mindrouter.gateway.relay import BodyRelay, CutShortError, StreamRelay
+from mindrouter.gateway.requests import Asked
+from scheduler.core.errors import SchedulerError
+from scheduler.core.jobs import Job, Usage
+from scheduler.runtime import Claim, Runtime
+from scheduler.snapshot import Endpoint, Key
+from scheduler.spool import Attempt, Record
+
+logger = logging.getLogger(__name__)
+
+_EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An address that serves completions, and how its body is read."""
+
+    name: str  # as recorded
+    path: bytes  # at the backend
+    read: Callable[[bytes, str | None], Asked]
+
+
+class Exchange:
+    """Serves one request. ``run`` never raises, except for cancellation by others."""
+
+    __slots__ = (
+        "asked",
+        "client",
+        "key",
+        "operation",
+        "record",
+        "relay",
+        "runtime",
+        "started",
+        "timeline",
+    )
+
+    def __init__(
+        self, runtime: Runtime, client: Client, operation: Operation, key: Key, record: Record
+    ) -> None:
+        self.runtime = runtime
+        self.client = client
+        self.operation = operation
+        self.key = key
+        self.record = record
+        self.started = time.monotonic()
+        self.timeline = recording.Clock(record.arrived_at, self.started)
+        self.asked: Asked | None = None
+        self.relay: StreamRelay | BodyRelay | None = None
+
+    async def run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  servers run requests in tasks
+        self.runtime.serving.add(task)
+        self.runtime.spool.open(self.record)
+        try:
+            await self._serve()
+        except GatewayError as error:
+            await self._answer_with(error)
+        except SchedulerError as error:
+            await self._answer_with(_gateway_error(error))
+        except ClientLeftError:
+            self._client_left()
+        except asyncio.CancelledError:
+            if not self.client.left:
+                await self._answer_with(_shutting_down())
+                raise
+            self._client_left()
+        except Exception:
+            logger.exception("Request %s failed in the router itself", self.record.request_id)
+            await self._answer_with(GatewayError("internal_error", "The router failed."))
+        finally:
+            self.client.unwatch()
+            self.close_record()
+            self.runtime.serving.discard(task)
+
+    # ---- admission
+
+    async def _serve(self) -> None:
+        body = await self.client.read_body(self.runtime.snapshot.max_body_bytes)
+        asked = self.asked = self.operation.read(body, self.client.header(b"x-cache-key"))
+        self.record.model_requested = asked.model
+        self.record.stream = asked.stream
+        self.record.prompt_tokens = asked.prompt_tokens
+        job = self._job(asked)
+        self.client.watch()
+        with self.runtime.submit(job) as claim:
+            self.record.queued_at = self.timeline.wall(time.monotonic())
+            try:
+                await self._attempt_until_served(claim, asked)
+            finally:
+                self._settle_what_was_used(claim)
+                recording.describe_claim(self.record, claim, self.timeline)
+
+    def _job(self, asked: Asked) -> Job:
+        """The scheduler's view of the request. Raises: GatewayError."""
+        snapshot = self.runtime.snapshot
+        allowed = snapshot.allowed_models.get(self.key.user_id)
+        if allowed is not None and asked.model not in allowed:
+            raise GatewayError(
+                "permission_denied", f"The model {asked.model!r} is not open to your group."
+            )
+        return Job(
+            request_id=self.record.request_id,
+            user_id=self.key.user_id,
+            unit=self.key.user_id,
+            model_name=self.runtime.resolve_alias(asked.model),
+            needs=asked.needs,
+            prompt_tokens=asked.prompt_tokens,
+            max_tokens=asked.max_tokens,
+            cache_key=asked.cache_key,
+        )
+
+    # ---- attempts
+
+    async def _attempt_until_served(self, claim: Claim, asked: Asked) -> None:
+        tried: set[int] = set()
+        while True:
+            await self._wait(claim, asked)
+            failure = await self._attempt(claim, asked)
+            if failure is None:
+                return
+            lease = claim.lease
+            assert lease is not None  # noqa: S101  an attempt leaves the lease in place
+            tried.add(lease.backend_id)
+            self._mark(lease.backend_id, failure)
+            others = set(lease.decision.candidate_backends) - tried
+            worth_it = failure.retry or (failure.verdict == "busy" and bool(others))
+            if not worth_it or len(self.record.attempts) >= self._max_attempts():
+                raise failure.error
+            claim.retry(frozenset(tried))
+
+    def _max_attempts(self) -> int:
+        return self.runtime.snapshot.tunables.backend_max_attempts
+
+    async def _wait(self, claim: Claim, asked: Asked) -> None:
+        """Wait for a slot. A stream that waits long gets its head and comments meanwhile.
+
+        Raises: Evicted.
+        """
+        if claim.lease is not None:
+            return
+        if not asked.stream:
+            await claim.wait()
+            return
+        interval = max(1.0, self.runtime.snapshot.keepalive_after)
+        patience = self.runtime.snapshot.keepalive_after - (time.monotonic() - self.started)
+        while await claim.wait(max(0.0, patience)) is None:
+            if not self.client.started:
+                await self.client.start_stream(200, [*_EVENT_STREAM, *self._headers(claim)])
+            await self.client.write(openai.waiting_comment(*self.runtime.position(claim)))
+            patience = interval
+
+    async def _attempt(self, claim: Claim, asked: Asked) -> Failure | None:
+        """Send the request to the leased backend and relay its answer. None: served."""
+        lease = claim.lease
+        assert lease is not None  # noqa: S101  waited for
+        endpoint = self.runtime.snapshot.endpoints.get(lease.backend_id)
+        if endpoint is None:  # deleted since the lease was given
+            error = GatewayError("no_backend_available", "The backend was removed.", retry_after=1)
+            return Failure(error, "none", retry=True)
+        attempt = Attempt(backend=endpoint.name, started_at=self.timeline.wall(time.monotonic()))
+        self.record.attempts.append(attempt)
+        self.relay = None  # an earlier attempt's
+        try:
+            failure = await self._exchange(claim, asked, endpoint, attempt)
+        except UpstreamError as error:
+            failure = failures.from_exception(error, endpoint)
+        finally:
+            attempt.ended_at = self.timeline.wall(time.monotonic())
+        if failure is not None:
+            attempt.reason = failure.error.code
+            attempt.status = failure.status
+        return failure
+
+    async def _exchange(
+        self, claim: Claim, asked: Asked, endpoint: Endpoint, attempt: Attempt
+    ) -> Failure | None:
+        lease = claim.lease
+        assert lease is not None  # noqa: S101  waited for
+        response = await self.runtime.upstream.send(
+            endpoint.origin,
+            method=b"POST",
+            path=self.operation.path,
+            headers=endpoint.headers
+            + b"x-request-id: "
+            + self.record.request_id.encode()
+            + b"\r\n",
+            body=asked.body_for(lease.model_name),
+            connect_timeout=endpoint.connect_timeout,
+            first_byte_timeout=endpoint.first_byte_timeout,
+            chunk_timeout=endpoint.chunk_timeout,
+        )
+        with response:
+            attempt.status = response.status
+            if not 200 <= response.status < 300:
+                return await failures.from_response(response, endpoint)
+            self.runtime.first_byte(claim.ticket)
+            self.record.first_byte_at = self.timeline.wall(time.monotonic())
+            return await self._relay(claim, asked, endpoint, response)
+
+    async def _relay(
+        self, claim: Claim, asked: Asked, endpoint: Endpoint, response: Response
+    ) -> Failure | None:
+        kind = (response.header(b"content-type") or b"").lower()
+        if response.header(b"content-encoding") not in (None, b"identity"):
+            return failures.not_an_answer(endpoint, "sent a compressed answer unasked")
+        if asked.stream and kind.startswith(b"text/event-stream"):
+            head = [*_EVENT_STREAM, *self._headers(claim)]
+            relay: StreamRelay | BodyRelay = StreamRelay(self, claim, asked, endpoint, head)
+        elif b"json" in kind and not self.client.started:
+            head = [(b"content-type", b"application/json"), *self._headers(claim)]
+            relay = BodyRelay(self, claim, asked, endpoint, head)
+        else:
+            return failures.not_an_answer(endpoint, "sent something that is no completion")
+        self.relay = relay
+        failure = await relay.run(response)
+        if failure is None:
+            self.runtime.mark_ok(endpoint.backend_id)
+        return failure
+
+    def _mark(self, backend_id: int, failure: Failure) -> None:
+        if failure.verdict == "failed":
+            self.runtime.mark_failed(backend_id)
+        elif failure.verdict == "busy":
+            self.runtime.mark_busy(backend_id, failure.busy_seconds)
+
+    # ---- the end
+
+    def complete(self, claim: Claim, usage: Usage) -> None:
+        """The answer is whole: settle and record, before the client has its last byte."""
+        claim.settle(usage)
+        record = self.record
+        record.outcome, record.status = "completed", 200
+        recording.describe_usage(record, usage)
+        recording.describe_claim(record, claim, self.timeline)
+        self.close_record()
+
+    def close_record(self) -> None:
+        """Write the record, once."""
+        record = self.record
+        if record.ended_at is None:
+            record.ended_at = self.timeline.wall(time.monotonic())
+            record.configuration_version = self.runtime.snapshot.version
+            self.runtime.spool.close(record)
+
+    def _settle_what_was_used(self, claim: Claim) -> None:
+        """An answer that was not completed costs what was delivered of it (R4, R6)."""
+        lease = claim.lease
+        if lease is None or self.asked is None:
+            return
+        usage = self.relay.delivered() if self.relay is not None else None
+        if usage is None and self.client.left:
+            # Leaving is not free, or a backend could be kept busy for nothing.
+            usage = self.runtime.usage_of_abandoned(lease, self.asked.prompt_tokens)
+        if usage is not None:
+            claim.settle(usage)
+            recording.describe_usage(self.record, usage)
+
+    def _client_left(self) -> None:
+        record = self.record
+        record.outcome, record.reason, record.status = "cancelled", "client_disconnected", 499
+
+    async def _answer_with(self, error: GatewayError) -> None:
+        """Tell the client, in the form that fits what it has so far, and note it."""
+        record = self.record
+        served = record.dispatched_at is not None or bool(record.attempts)
+        record.outcome = "failed" if served else "refused"
+        record.reason, record.message = error.code, error.message
+        record.status = 200 if self.client.started else error.status
+        self.close_record()
+        if isinstance(error, CutShortError) and not error.in_stream:
+            self.client.cut()
+        elif self.client.started:
+            await self.client.end_and_close(openai.error_event(error))
+        else:
+            await self.respond_error(error)
+
+    async def respond_error(self, error: GatewayError) -> None:
+        """An error as a response of its own."""
+        headers = [*error_headers(error), *self._headers(None)]
+        body = openai.error_body(error)
+        if self.client.unread:
+            await self.client.respond_unread(error.status, headers, body)
+        else:
+            await self.client.respond(error.status, headers, body)
+
+    def _headers(self, claim: Claim | None) -> Headers:
+        """Where it went, how long it waited and why it went there, as far as is known."""
+        lease = claim.lease if claim is not None else None
+        if claim is None or lease is None:
+            return []
+        waited = max(0.0, lease.dispatched_at - claim.ticket.enqueued_at)
+        return [
+            (b"x-mindrouter-backend", lease.backend_name.encode("latin-1", "replace")),
+            (b"x-mindrouter-queue-ms", b"%d" % round(waited * 1000)),
+            (b"x-mindrouter-reason", lease.decision.reason.encode()),
+        ]
+
+
+def error_headers(error: GatewayError) -> Headers:
+    headers: Headers = [(b"content-type", b"application/json"), *error.headers]
+    if error.status in (429, 503):
+        headers.append((b"retry-after", b"%d" % min(60, max(1, error.retry_after or 1))))
+    if error.retry_is_hopeless:
+        headers.append((b"x-should-retry", b"false"))
+    return headers
+
+
+def _gateway_error(error: SchedulerError) -> GatewayError:
+    return GatewayError(error.reason, error.message, retry_after=error.retry_after)
+
+
+def _shutting_down() -> GatewayError:
+    return GatewayError("shutting_down", "The router is shutting down.", retry_after=5)

@@ -1,0 +1,59 @@
+"""From what happened to a request to its record."""
+
+from __future__ import annotations
+
+from scheduler.core.jobs import Usage
+from scheduler.runtime import Claim
+from scheduler.spool import Record
+
+
+class Clock:
+    """Turns monotonic moments into wall-clock ones: the wall clock is read once per request, so a
+    jump of it never shows as a wait."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self, wall: float, monotonic: float) -> None:
+        self._offset = wall - monotonic
+
+    def wall(self, monotonic: float) -> float:
+        """Epoch seconds of a monotonic moment."""
+        return monotonic + self._offset
+
+
+def describe_usage(record: Record, usage: Usage) -> None:
+    record.prompt_tokens = usage.prompt_tokens
+    record.completion_tokens = usage.completion_tokens
+    record.cached_tokens = usage.cached_tokens
+    record.usage_estimated = usage.estimated
+
+
+def describe_claim(record: Record, claim: Claim, clock: Clock) -> None:
+    """Where it went, why, what else could have been, and what it cost."""
+    ticket = claim.ticket
+    record.position_at_arrival = ticket.position_at_arrival
+    if claim.settlement is not None:
+        record.charged_tokens = claim.settlement.charged_tokens
+    lease = ticket.lease
+    if lease is None:
+        return
+    decision = lease.decision
+    record.dispatched_at = clock.wall(lease.dispatched_at)
+    record.model_served = lease.model_name
+    record.selected_backend_id = decision.selected_backend_id
+    record.selected_backend = lease.backend_name
+    record.candidate_backends = decision.candidate_backends
+    record.scores = dict(decision.scores)
+    record.score_parts = dict(decision.score_parts)
+    record.constraints = dict(decision.constraints)
+    record.selection_reason = decision.reason
+    record.user_deficit = decision.user_deficit
+    record.user_weight = decision.user_weight
+    record.user_group = decision.user_group
+    record.user_recent_usage = decision.user_recent_usage
+    record.burst_credits = decision.burst_credits
+    record.deprioritization_factor = decision.factor
+    record.wait_bonus = decision.wait_bonus
+    record.priority = decision.priority
+    record.wait_reason = decision.wait_reason
+    record.served_ahead = dict(decision.ahead)

@@ -1,0 +1,85 @@
+"""uvicorn with the gateway's manners: whoever is being served may finish, newcomers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from django.conf import settings
+
+from scheduler.runtime import current
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayServer(uvicorn.Server):
+    """On the first signal, new requests get 503 while running ones end within SHUTDOWN_GRACE."""
+
+    _draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._draining is None and self.started:
+            self._captured_signals.append(sig)
+            # A signal handler may interrupt the loop anywhere; the loop itself begins the drain.
+            asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
+        else:
+            super().handle_exit(sig, frame)
+
+    def _begin_drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        runtime = current()
+        if runtime is not None:
+            runtime.stopping = True
+            await _wait_until_idle(settings.SHUTDOWN_GRACE)
+            runtime.cancel_serving()
+            await _wait_until_idle(2.0)
+        self.should_exit = True
+
+
+async def _wait_until_idle(seconds: float) -> None:
+    runtime = current()
+    if runtime is not None and runtime.serving:
+        await asyncio.wait(set(runtime.serving), timeout=seconds)
+
+
+def lock_data_folder(directory: Path) -> int:
+    """Hold the data folder for this process; the file descriptor is the lock.
+
+    Two schedulers over one set of slots would each grant all of them.
+    Raises: BlockingIOError when another gateway runs on the same folder.
+    """
+    handle = os.open(directory / "gateway.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def serve(host: str, port: int) -> None:
+    """Run the gateway and the pages until a signal."""
+    config = uvicorn.Config(
+        "mindrouter.asgi:application",
+        host=host,
+        port=port,
+        http="mindrouter.gateway.protocol:GatewayProtocol",  # type: ignore[arg-type]
+        loop="uvloop",
+        ws="websockets-sansio",
+        access_log=False,
+        log_config=None,
+        backlog=4096,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+    )
+    GatewayServer(config).run()
