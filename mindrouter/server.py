@@ -71,7 +71,7 @@ def serve(host: str, port: int) -> None:
         "mindrouter.asgi:application",
         host=host,
         port=port,
-        http="mindrouter.gateway.protocol:GatewayProtocol",  # type: ignore[arg-type]
+        http="mindrouter.gateway.protocol:GatewayProtocol",
         loop="uvloop",
         ws="websockets-sansio",
         access_log=False,

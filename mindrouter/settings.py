@@ -22,7 +22,7 @@ env = environ.Env()
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 
-def env_number(name: str, default: float | None) -> float | int | str | None:
+def env_number(name: str, default: float | None) -> Any:
     """A number; what is not one is returned as text, for the system checks to report."""
     text = os.environ.get(name, "").strip()
     if not text:

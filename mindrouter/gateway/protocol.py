@@ -75,8 +75,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # uvicorn's type has no room for extensions of ours
-        self.scope["extensions"] = {"mindrouter.connection": self}  # type: ignore[typeddict-item]
+        # uvicorn's type expects a dict for each extension
+        self.scope["extensions"] = {"mindrouter.connection": self}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
@@ -110,11 +110,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, status: bytes, message: bytes) -> None:
         if self.transport.is_closing():
             return
-        if (
-            self.cycle is not None
-            and self.cycle.response_started
-            and not self.cycle.response_complete
-        ):
+        cycle: Any = self.cycle  # None before the first request, whatever uvicorn's type says
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
             self.transport.abort()  # an answer is under way; nothing may be written into it
             return
         body = _BODY % message

@@ -192,7 +192,8 @@ class BodyRelay:
             parts.append(data)
             size += len(data)
             if size > HELD_BYTES:
-                return await self._pass_on(response, b"".join(parts))
+                await self._pass_on(response, b"".join(parts))
+                return None
         body = b"".join(parts)
         try:
             answer = _decode_answer(body)

@@ -26,6 +26,7 @@ TOKENS_PER_MESSAGE = 4
 MAX_MODEL_NAME = 300
 
 _IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
+_BRACKET, _QUOTE = b'["'
 _T = TypeVar("_T")
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any = msgspec.json.Decoder()
@@ -229,7 +230,7 @@ def _weigh_messages(messages: list[_Message]) -> tuple[int, bool]:
     vision = False
     for message in messages:
         content = memoryview(message.content)
-        if content[:1] != b"[":
+        if content[0] != _BRACKET:
             text_bytes += len(content)
             continue
         parts = _decode(_parts.decode, message.content, "messages", "well-formed content parts")
@@ -252,7 +253,7 @@ def _weigh_input(fields: dict[str, msgspec.Raw], name: str) -> int:
     if raw is None or bytes(memoryview(raw)[:4]) == b"null":
         raise GatewayError("invalid_request", f"'{name}' is missing.", param=name)
     view = memoryview(raw)
-    if view[:1] == b'"':
+    if view[0] == _QUOTE:
         return estimate_tokens(len(view) - 2)
     if _TOKEN_LIST.match(view):
         rows = _decode(_number_rows, raw, name, "a text, a list of texts or of token numbers")
