@@ -15,7 +15,7 @@ from django.utils import timezone
 from simple_history.models import HistoricalRecords
 
 from backends.crypto import EncryptedTextField
-from backends.validators import validate_base_url, validate_model_names
+from backends.validators import validate_base_url, validate_model_names, validate_server_url
 
 
 class Engine(models.TextChoices):
@@ -61,10 +61,19 @@ class Node(models.Model):
     """A machine with GPUs."""
 
     name = models.CharField(max_length=100, unique=True)
-    telemetry_url = models.URLField(
-        blank=True, help_text="A DCGM exporter's /metrics or a JSON endpoint. Empty: not polled."
+    telemetry_url = models.CharField(
+        max_length=500,
+        blank=True,
+        validators=[validate_server_url],
+        help_text="A DCGM exporter (http://gpu-1:9400/metrics) or a JSON endpoint "
+        "(http://gpu-1:8007/gpu-info). Empty: the GPUs are not polled.",
     )
-    history = HistoricalRecords()
+    telemetry_key = EncryptedTextField(
+        null=True,
+        blank=True,
+        help_text="Sent as X-Sidecar-Key and as Bearer token. Stored encrypted, never shown.",
+    )
+    history = HistoricalRecords(excluded_fields=["telemetry_key"])
 
     class Meta:
         ordering: ClassVar = ["name"]
@@ -77,7 +86,9 @@ class NodeStatus(models.Model):
     """What the last poll of a node said. Null is unknown, never 0."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, related_name="status")
-    observed_at = models.DateTimeField(null=True)
+    claimed_until = models.DateTimeField(null=True, help_text="A poll is under way until then.")
+    attempted_at = models.DateTimeField(null=True, help_text="Start of the last poll.")
+    observed_at = models.DateTimeField(null=True, help_text="Start of the last successful poll.")
     error = models.TextField(blank=True)
     gpus = models.JSONField(default=list)
 
@@ -97,7 +108,12 @@ class Backend(models.Model):
         validators=[validate_base_url],
         help_text="For example http://gpu-1:8000; may end in /v1.",
     )
-    engine = models.CharField(max_length=10, choices=Engine, default=Engine.AUTO)
+    engine = models.CharField(
+        max_length=10,
+        choices=Engine,
+        default=Engine.AUTO,
+        help_text="Found out at each poll unless chosen here.",
+    )
     api_key = EncryptedTextField(
         null=True, blank=True, help_text="The backend's own key. Stored encrypted, never shown."
     )
@@ -180,7 +196,13 @@ class BackendStatus(models.Model):
 
     backend = models.OneToOneField(Backend, on_delete=models.CASCADE, related_name="status")
     claimed_until = models.DateTimeField(null=True, help_text="A poll is under way until then.")
-    attempted_at = models.DateTimeField(null=True)
+    fingerprint = models.CharField(
+        max_length=64, blank=True, help_text="Of the address, engine and key that are polled."
+    )
+    attempted_at = models.DateTimeField(null=True, help_text="Start of the last poll.")
+    answered_at = models.DateTimeField(
+        null=True, help_text="Start of the last poll whose outcome, good or bad, is in here."
+    )
     observed_at = models.DateTimeField(null=True, help_text="Start of the last successful poll.")
     reachable = models.BooleanField(null=True)
     error = models.TextField(blank=True)
@@ -189,10 +211,15 @@ class BackendStatus(models.Model):
     running = models.PositiveIntegerField(null=True)
     waiting = models.PositiveIntegerField(null=True)
     slots = models.PositiveIntegerField(null=True)
-    kv_use = models.FloatField(null=True, help_text="0..1")
+    kv_use = models.FloatField(null=True, help_text="0..1, of the KV cache.")
+    gpu_use = models.FloatField(null=True, help_text="0..1, mean over its node's GPUs.")
+    sleeping = models.BooleanField(null=True)
     loaded_models = models.JSONField(null=True, help_text="{name: VRAM in MiB or null}")
     vram_total_mib = models.FloatField(null=True)
     vram_free_mib = models.FloatField(null=True)
+    missing_models = models.JSONField(
+        default=dict, help_text="{name: good polls in a row that no longer listed it}"
+    )
 
     class Meta:
         verbose_name_plural = "backend statuses"

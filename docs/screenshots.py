@@ -1,0 +1,84 @@
+"""Take pictures of the pages of a running server: light and dark, wide and narrow.
+
+    MINDROUTER_ADMIN_PASSWORD=… python docs/screenshots.py OUTDIR [http://127.0.0.1:8000]
+
+Signs in as ``admin``. Needs Playwright and Chromium (``CHROMIUM``, default /usr/bin/chromium).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+PAGES = {
+    "overview": "/admin/",
+    "groups": "/admin/groups/",
+    "decisions": "/admin/scheduler/decision/",
+    "backends": "/admin/backends/backend/",
+    "users": "/admin/accounts/user/",
+    "keys": "/admin/accounts/apikey/",
+    "settings": "/admin/scheduler/sitesettings/",
+}
+#: Pages behind the first link of a list.
+DETAILS = {
+    "decision": ("/admin/scheduler/decision/", "#result_list tbody a"),
+    "group": ("/admin/accounts/group/", "#result_list tbody a"),
+    "user": ("/admin/accounts/user/", "#result_list tbody a"),
+    "backend": ("/admin/backends/backend/", "#result_list tbody a"),
+}
+WIDTHS = {"wide": 1280, "narrow": 400}
+
+
+def main(folder: Path, server: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"),
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        for scheme in ("light", "dark"):
+            for size, width in WIDTHS.items():
+                take_all(browser, server, folder, f"{scheme}-{size}", scheme, width)
+        browser.close()
+
+
+def take_all(
+    browser: Browser, server: str, folder: Path, suffix: str, scheme: str, width: int
+) -> None:
+    """All pages in one colour scheme and width, as ``NAME-SUFFIX.png``."""
+    context = browser.new_context(
+        base_url=server,
+        color_scheme="dark" if scheme == "dark" else "light",
+        viewport={"width": width, "height": 800},
+    )
+    page = context.new_page()
+    page.goto("/admin/login/")
+    save(page, folder / f"login-{suffix}.png")
+    page.fill("input[name=username]", "admin")
+    page.fill("input[name=password]", os.environ["MINDROUTER_ADMIN_PASSWORD"])
+    page.press("input[name=password]", "Enter")
+    page.wait_for_url("**/admin/")
+    for name, address in PAGES.items():
+        page.goto(address)
+        save(page, folder / f"{name}-{suffix}.png")
+    for name, (address, link) in DETAILS.items():
+        page.goto(address)
+        first = page.locator(link).first
+        if first.count():
+            first.click()
+            page.wait_for_load_state()
+            save(page, folder / f"{name}-{suffix}.png")
+    context.close()
+
+
+def save(page: Page, path: Path) -> None:
+    page.wait_for_load_state("load")
+    page.screenshot(path=path, full_page=True)
+    print(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "http://127.0.0.1:8000")
