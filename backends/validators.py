@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,10 +11,24 @@ from django.core.exceptions import ValidationError
 
 #: Names under which clouds serve their machines' credentials.
 METADATA_HOSTS = frozenset({"metadata", "metadata.google.internal", "instance-data"})
+METADATA_ADDRESSES = frozenset({"100.100.100.200", "fd00:ec2::254"})
 
 
 def validate_base_url(value: str) -> None:
-    """Accept an http(s) URL of a host that may be a backend.
+    """Accept a backend's address: a server's URL, which paths are put behind.
+
+    Raises: ValidationError.
+    """
+    validate_server_url(value)
+    parts = urlsplit(value)
+    if parts.query or parts.fragment or value.endswith(("?", "#")):
+        raise ValidationError("The URL must not have a query or a fragment.")
+    if not parts.path.isascii():
+        raise ValidationError("The path of the URL must be percent-encoded.")
+
+
+def validate_server_url(value: str) -> None:
+    """Accept an http(s) URL of a host that may be asked.
 
     Private and loopback addresses are fine, that is where backends live; link-local ones are not,
     since cloud metadata services answer there.
@@ -31,21 +46,33 @@ def validate_base_url(value: str) -> None:
         raise ValidationError("The URL needs a host, like http://gpu-1:8000.")
     if parts.username is not None or parts.password is not None:
         raise ValidationError("No credentials in the URL; use the backend's own key field.")
-    if parts.query or parts.fragment:
-        raise ValidationError("The URL must not have a query or a fragment.")
     _refuse_metadata_address(parts.hostname)
 
 
 def _refuse_metadata_address(host: str) -> None:
     if host.rstrip(".").lower() in METADATA_HOSTS:
         raise ValidationError("Metadata services are not backends.")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    address = _address(host)
+    if address is None:
         return
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    if mapped.is_link_local or mapped.is_multicast or mapped.is_unspecified:
+    if str(address) in METADATA_ADDRESSES:
+        raise ValidationError("Metadata services are not backends.")
+    if address.is_link_local or address.is_multicast or address.is_unspecified:
         raise ValidationError("Link-local, multicast and unspecified addresses are not backends.")
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that ``host`` spells, if it is one and not a name."""
+    try:
+        # The C library also takes 2852039166, 0xA9FEA9FE and 169.254.43518 for 169.254.169.254.
+        return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
+    except OSError:
+        pass
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return address.ipv4_mapped or address
 
 
 def validate_model_names(value: Any) -> None:
