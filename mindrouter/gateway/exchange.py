@@ -113,8 +113,9 @@ class Exchange:
             try:
                 await self._attempt_until_served(claim, asked)
             finally:
-                self._settle_what_was_used(claim)
-                recording.describe_claim(self.record, claim, self.timeline)
+                if self.record.ended_at is None:  # not completed
+                    self._settle_what_was_used(claim)
+                    self._describe(claim)
 
     def _job(self, asked: Asked) -> Job:
         """The scheduler's view of the request. Raises: GatewayError."""
@@ -257,8 +258,12 @@ class Exchange:
         record = self.record
         record.outcome, record.status = "completed", 200
         recording.describe_usage(record, usage)
-        recording.describe_claim(record, claim, self.timeline)
+        self._describe(claim)
         self.close_record()
+
+    def _describe(self, claim: Claim) -> None:
+        names = self.runtime.snapshot.endpoints
+        recording.describe_claim(self.record, claim, self.timeline, names)
 
     def close_record(self) -> None:
         """Write the record, once."""

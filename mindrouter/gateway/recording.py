@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from scheduler.core.jobs import Usage
 from scheduler.runtime import Claim
+from scheduler.snapshot import Endpoint
 from scheduler.spool import Record
 
 
@@ -28,7 +31,9 @@ def describe_usage(record: Record, usage: Usage) -> None:
     record.usage_estimated = usage.estimated
 
 
-def describe_claim(record: Record, claim: Claim, clock: Clock) -> None:
+def describe_claim(
+    record: Record, claim: Claim, clock: Clock, endpoints: Mapping[int, Endpoint]
+) -> None:
     """Where it went, why, what else could have been, and what it cost."""
     ticket = claim.ticket
     record.position_at_arrival = ticket.position_at_arrival
@@ -43,9 +48,14 @@ def describe_claim(record: Record, claim: Claim, clock: Clock) -> None:
     record.selected_backend_id = decision.selected_backend_id
     record.selected_backend = lease.backend_name
     record.candidate_backends = decision.candidate_backends
-    record.scores = dict(decision.scores)
-    record.score_parts = dict(decision.score_parts)
-    record.constraints = dict(decision.constraints)
+    record.scores = decision.scores
+    record.score_parts = decision.score_parts
+    record.constraints = decision.constraints
+    record.backend_names = {
+        backend_id: endpoints[backend_id].name
+        for backend_id in (*record.scores, *record.constraints)
+        if backend_id in endpoints
+    }
     record.selection_reason = decision.reason
     record.user_deficit = decision.user_deficit
     record.user_weight = decision.user_weight
@@ -56,4 +66,4 @@ def describe_claim(record: Record, claim: Claim, clock: Clock) -> None:
     record.wait_bonus = decision.wait_bonus
     record.priority = decision.priority
     record.wait_reason = decision.wait_reason
-    record.served_ahead = dict(decision.ahead)
+    record.served_ahead = decision.ahead
