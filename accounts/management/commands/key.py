@@ -1,0 +1,108 @@
+"""``manage.py key create|revoke|list``: API keys from the command line."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from accounts.models import ApiKey, User
+
+
+class Command(BaseCommand):
+    help = "Create, revoke and list API keys."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True)
+        create = actions.add_parser("create", help="Make a key and print it, this once.")
+        create.add_argument("user", metavar="USER")
+        create.add_argument("--name", required=True, help="What it is for, e.g. laptop.")
+        create.add_argument("--expires", type=_time, metavar="ISO", help="E.g. 2026-12-31.")
+        create.add_argument(
+            "--may-name-end-user",
+            action="store_true",
+            help="Trust it to name the end user, who then gets the share.",
+        )
+        revoke = actions.add_parser("revoke", help="Refuse a key from now on.")
+        revoke.add_argument("user", metavar="USER")
+        revoke.add_argument("--name", required=True)
+        listing = actions.add_parser("list", help="List keys, of one user or of all.")
+        listing.add_argument("user", metavar="USER", nargs="?")
+        for action in (create, revoke, listing):
+            action.add_argument("--json", action="store_true", help="Print JSON.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        match options["action"]:
+            case "create":
+                self._create(options)
+            case "revoke":
+                self._revoke(options)
+            case "list":
+                self._list(options)
+
+    def _create(self, options: dict[str, Any]) -> None:
+        key = ApiKey.generate()
+        row = ApiKey(
+            user=_user(options["user"]),
+            name=options["name"],
+            expires_at=options["expires"],
+            may_name_end_user=options["may_name_end_user"],
+        )
+        row.set_key(key)
+        try:
+            row.full_clean()
+        except ValidationError as error:
+            raise CommandError("\n".join(error.messages)) from None
+        row.save()
+        self.stdout.write(json.dumps(_described(row) | {"key": key}) if options["json"] else key)
+
+    def _revoke(self, options: dict[str, Any]) -> None:
+        user, name = _user(options["user"]), options["name"]
+        row = ApiKey.objects.filter(user=user, name=name).first()
+        if row is None:
+            raise CommandError(f"{user} has no key named {name!r}.")
+        row.enabled = False
+        row.save()
+        self.stdout.write(
+            json.dumps(_described(row)) if options["json"] else f"{row} of {user} is revoked."
+        )
+
+    def _list(self, options: dict[str, Any]) -> None:
+        rows = ApiKey.objects.select_related("user").order_by("user__username", "name")
+        if options["user"]:
+            rows = rows.filter(user=_user(options["user"]))
+        described = [_described(row) for row in rows]
+        if options["json"]:
+            self.stdout.write(json.dumps(described))
+            return
+        for one in described:
+            state = "enabled" if one["enabled"] else "revoked"
+            expiry = f", expires {one['expires_at']}" if one["expires_at"] else ""
+            self.stdout.write(f"{one['user']}  {one['name']}  {one['prefix']}…  {state}{expiry}")
+
+
+def _user(username: str) -> User:
+    try:
+        return User.objects.get(username=username)
+    except User.DoesNotExist:
+        raise CommandError(f"There is no user {username!r}.") from None
+
+
+def _time(text: str) -> datetime:
+    """An ISO time; without a zone it is UTC. Raises: ValueError, for argparse to report."""
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _described(row: ApiKey) -> dict[str, Any]:
+    return {
+        "user": row.user.username,
+        "name": row.name,
+        "prefix": row.prefix,
+        "enabled": row.enabled,
+        "expires_at": row.expires_at.isoformat() if row.expires_at else None,
+        "may_name_end_user": row.may_name_end_user,
+    }
