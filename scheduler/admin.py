@@ -14,13 +14,14 @@ from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from simple_history.admin import SimpleHistoryAdmin
 from unfold.admin import ModelAdmin
 from unfold.contrib.filters.admin import DropdownFilter, TextFilter
 from unfold.views import ChangeList
 
 from backends.models import Alias, Backend, BackendModel
-from scheduler.explain import duration
+from scheduler.explain import NOTHING, duration
 from scheduler.models import Decision, Outcome, SiteSettings
 
 #: Rows that the log can be paged through; older ones are reached by a filter or a search.
@@ -139,8 +140,16 @@ class DecisionList(ChangeList):  # type: ignore[misc]
 class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
     """The log of requests. One row opens the page that explains it."""
 
-    list_display = ("arrived", "who", "model_requested", "backend", "result", "waited",
-                    "first_token", "tokens", "charged")  # fmt: skip
+    list_display = (
+        "arrived",
+        "who",
+        "where",
+        "result",
+        "waited",
+        "first_token",
+        "tokens",
+        "charged",
+    )
     list_display_links = ("arrived",)
     list_filter = (PeriodFilter, OutcomeFilter, ModelFilter, BackendFilter, UserFilter)
     list_filter_submit = True
@@ -176,22 +185,23 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
 
     @admin.display(description="arrived")
     def arrived(self, decision: Decision) -> str:
-        return timezone.localtime(decision.arrived_at).strftime("%Y-%m-%d %H:%M:%S")
+        return _cell(timezone.localtime(decision.arrived_at).strftime("%Y-%m-%d %H:%M:%S"))
 
     @admin.display(description="user, group")
     def who(self, decision: Decision) -> str:
-        return f"{decision.user or '–'}, {decision.group or 'no group'}"
+        return _cell(decision.user or NOTHING) + _cell(decision.group or "no group", quiet=True)
 
-    @admin.display(description="backend")
-    def backend(self, decision: Decision) -> str:
-        return decision.selected_backend or "–"
+    @admin.display(description="model, backend")
+    def where(self, decision: Decision) -> str:
+        backend = decision.selected_backend or NOTHING
+        return _cell(decision.model_requested or NOTHING) + _cell(backend, quiet=True)
 
     @admin.display(description="outcome")
     def result(self, decision: Decision) -> str:
-        reason = f" · {decision.reason}" if decision.reason else ""
-        return format_html(
-            '<span class="mr-outcome mr-{}">{}</span>{}', decision.outcome, decision.outcome, reason
+        badge = format_html(
+            '<span class="mr-outcome mr-{}">{}</span>', decision.outcome, decision.outcome
         )
+        return badge + (_cell(decision.reason, quiet=True) if decision.reason else "")
 
     @admin.display(description="waited")
     def waited(self, decision: Decision) -> str:
@@ -204,13 +214,19 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
     @admin.display(description="tokens in + out")
     def tokens(self, decision: Decision) -> str:
         if decision.prompt_tokens is None:
-            return _figure("–")
+            return _figure(NOTHING)
         about = "≈ " if decision.usage_estimated else ""
         return _figure(f"{about}{decision.prompt_tokens:,} + {decision.completion_tokens or 0:,}")
 
     @admin.display(description="charged")
     def charged(self, decision: Decision) -> str:
         return _figure(f"{decision.charged_tokens:,.0f}")
+
+
+def _cell(text: str, *, quiet: bool = False) -> SafeString:
+    """One line, cut where it is too long; the whole text shows on hovering."""
+    style = "mr-cell mr-small" if quiet else "mr-cell"
+    return format_html('<span class="{}" title="{}">{}</span>', style, text, text)
 
 
 def _figure(text: str) -> str:

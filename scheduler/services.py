@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from django.conf import settings
 from django.db.models import Count, Q
 
 from accounts.models import Group, User
-from scheduler.models import SiteSettings
+from backends.models import Backend
+from scheduler.explain import Case
+from scheduler.models import Decision, SiteSettings
 
 #: Up to this many users are looked up by number; above, all users are read in one go, because
 #: databases bound the number of parameters of a statement.
@@ -64,7 +66,7 @@ class _Activity:
 
 def share_mode() -> str:
     """``user`` or ``group`` (R14): the saved setting, else the environment's."""
-    saved = SiteSettings.objects.values_list("share_mode", flat=True).first()
+    saved = SiteSettings.objects.filter(pk=1).values_list("share_mode", flat=True).first()
     return str(saved or settings.SCHEDULER_SHARE_MODE)
 
 
@@ -181,3 +183,25 @@ def _fractions(parts: Mapping[Any, float]) -> dict[Any, float]:
     """Each part ÷ their sum; nothing where the sum is 0."""
     total = sum(parts.values())
     return {key: part / total for key, part in parts.items()} if total > 0 else {}
+
+
+def case_of(decision: Decision) -> Case:
+    """A stored decision as the pure explanations take it. At most one query, for names."""
+    values = {one.name: getattr(decision, one.name) for one in fields(Case)}
+    for name, value in values.items():
+        if name.endswith("_at") and value is not None:
+            values[name] = value.timestamp()
+    values["backend_names"] = _backend_names(decision)
+    return Case(**values)
+
+
+def _backend_names(decision: Decision) -> dict[str, str]:
+    """{backend id: name}: as recorded, else as they are called today."""
+    names = {str(key): name for key, name in decision.backend_names.items()}
+    if decision.selected_backend_id is not None:
+        names.setdefault(str(decision.selected_backend_id), decision.selected_backend)
+    mentioned = {*map(str, decision.candidate_backends), *decision.constraints}
+    if missing := mentioned - set(names):
+        found = Backend.objects.filter(pk__in=missing).values_list("pk", "name")
+        names.update((str(pk), name) for pk, name in found)
+    return names

@@ -10,6 +10,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from scheduler import explain, explain_tables, services
 from scheduler.models import Decision
 
 
@@ -31,5 +32,15 @@ def decision(request: HttpRequest, request_id: str) -> HttpResponse:
         **admin.site.each_context(request),
         "title": f"Request {record.request_id}",
         "decision": record,
+        "case": (case := services.case_of(record)),
+        "sentence": explain.sentence(case),
+        "reason": explain.reason_in_words(record.reason) if record.reason else "",
+        "moments": explain_tables.moments(case),
+        "parts": explain_tables.timeline(case),
+        "backends": explain_tables.constraints(case),
+        "scores": explain_tables.scores(case),
+        "terms": explain_tables.priority_terms(case),
+        "formula": explain_tables.priority_formula(case),
+        "ahead": explain.served_ahead(case),
     }
     return TemplateResponse(request, "pages/decision.html", context)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from django import template
+from django.utils import timezone
+
+from scheduler.explain import NO_BREAK, NOTHING, duration
 
 register = template.Library()
-NOTHING = "–"
-NO_BREAK = "\N{NO-BREAK SPACE}"  # the unit stays with its figure
+register.filter("duration", duration)
 
 
 @register.filter
@@ -22,3 +26,12 @@ def percent(fraction: float | None) -> str:
 def figure(number: float | None) -> str:
     """12345.6 as "12,346"."""
     return NOTHING if number is None else f"{number:,.0f}"
+
+
+@register.filter
+def clock(epoch_seconds: float | None) -> str:
+    """Epoch seconds as the time of day, to the millisecond, in the site's time zone."""
+    if epoch_seconds is None:
+        return NOTHING
+    moment = timezone.localtime(datetime.fromtimestamp(float(epoch_seconds), UTC))
+    return moment.strftime("%H:%M:%S.") + f"{moment.microsecond // 1000:03}"
