@@ -199,6 +199,7 @@ WHITENOISE_USE_FINDERS = True
 
 # ---- scheduling (docs/scheduling.md); a value saved on the settings page wins over these
 SCHEDULER_SHARE_MODE = env.str("SCHEDULER_SHARE_MODE", "user")
+SCHEDULER_END_USER_SHARE = env.str("SCHEDULER_END_USER_SHARE", "member")
 SCHEDULER_QUANTUM = env_number("SCHEDULER_QUANTUM", 1000)
 SCHEDULER_COST_INPUT_TOKEN = env_number("SCHEDULER_COST_INPUT_TOKEN", 1)
 SCHEDULER_COST_OUTPUT_TOKEN = env_number("SCHEDULER_COST_OUTPUT_TOKEN", 1)

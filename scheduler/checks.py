@@ -47,6 +47,10 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "VLLM_MAX_NUM_SEQS": (0, False),
     "VLLM_MAX_QUEUE_DEPTH": (0, False),
 }
+CHOICES: dict[str, tuple[str, ...]] = {
+    "SCHEDULER_SHARE_MODE": ("user", "group"),
+    "SCHEDULER_END_USER_SHARE": ("member", "split"),
+}
 
 
 @register("mindrouter")
@@ -69,17 +73,15 @@ def check_numbers(**_: Any) -> list[CheckMessage]:
 
 
 @register("mindrouter")
-def check_share_mode(**_: Any) -> list[CheckMessage]:
-    """mindrouter.E002: SCHEDULER_SHARE_MODE is neither user nor group."""
-    if settings.SCHEDULER_SHARE_MODE in ("user", "group"):
-        return []
-    return [
-        Error(
-            f"SCHEDULER_SHARE_MODE is {settings.SCHEDULER_SHARE_MODE!r}.",
-            hint="Set it to user or group.",
-            id="mindrouter.E002",
-        )
-    ]
+def check_choices(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E002: a setting is not one of its allowed words."""
+    problems: list[CheckMessage] = []
+    for name, allowed in CHOICES.items():
+        value = getattr(settings, name)
+        if value not in allowed:
+            hint = f"Set it to {' or '.join(allowed)}."
+            problems.append(Error(f"{name} is {value!r}.", hint=hint, id="mindrouter.E002"))
+    return problems
 
 
 @register("mindrouter")

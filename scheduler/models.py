@@ -138,6 +138,11 @@ class ShareMode(models.TextChoices):
     GROUP = "group", "group: each group gets its weight's share, split among its members"
 
 
+class EndUserShare(models.TextChoices):
+    MEMBER = "member", "member: each end user counts like the key's owner"
+    SPLIT = "split", "split: all end users of a key share its owner's weight"
+
+
 class SiteSettings(models.Model):
     """What an admin may change while running. Null: the environment variable, or its default.
 
@@ -145,6 +150,9 @@ class SiteSettings(models.Model):
     """
 
     share_mode = models.CharField(max_length=5, choices=ShareMode, null=True, blank=True)
+    end_user_share = models.CharField(
+        max_length=6, choices=EndUserShare, null=True, blank=True, help_text="Behind one key (R15)."
+    )
     quantum = _number("Tokens per unit of weight and round (R2).", 1)
     cost_input_token = _number("Price of a prompt token (R1).")
     cost_output_token = _number("Price of an output token (R1).")

@@ -160,8 +160,8 @@ class Runtime:
         self.database_away = False
         self.serving: set[asyncio.Task[Any]] = set()  # one task for each request under way
         self._loop = asyncio.get_running_loop()
-        # One thread, so that there is one connection, however often the database is asked.
-        self._database = ThreadPoolExecutor(1, thread_name_prefix="configuration")
+        # One reads the configuration, one saves shares: a lock on writing delays no reading.
+        self._database = ThreadPoolExecutor(2, thread_name_prefix="database")
         self._settled = False
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -206,7 +206,6 @@ class Runtime:
             self._timer.cancel()
         with contextlib.suppress(DatabaseError):
             await self._save_checkpoint()
-        await self._ask_database(connection.close)
         self._database.shutdown(wait=False)
         await self.upstream.close()
         await asyncio.to_thread(self.spool.stop)
@@ -360,9 +359,9 @@ class Runtime:
         def ask() -> _T:
             try:
                 return question(*args)
-            except DatabaseError:
-                connection.close()  # it may be broken; the next question gets a new one
-                raise
+            finally:
+                # Kept, it would be one connection more for each thread, or a broken one.
+                connection.close()
 
         return await self._loop.run_in_executor(self._database, ask)
 
@@ -416,7 +415,8 @@ class Runtime:
             try:
                 await self._save_checkpoint()
             except DatabaseError as error:
-                self._database_is(away=True, error=error)
+                self._settled = True  # tried again in a second
+                logger.warning("Cannot save the shares: %s", error)
             except Exception:
                 logger.exception("Cannot save the shares")
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
 from django.utils import timezone
 
 from accounts.models import ApiKey, Group, User
@@ -88,27 +87,34 @@ def configuration_version() -> int:
 
 def load_snapshot() -> Snapshot:
     """Read the whole configuration. Raises: django.db.Error."""
-    # One transaction, so that the version belongs to what is read.
-    with transaction.atomic():
+    # Not in a transaction: SQLite would take its write lock for it. Instead, what changed while
+    # it was being read is read again.
+    while True:
         version = configuration_version()
-        site = SiteSettings.objects.filter(pk=1).first() or SiteSettings()
-        users, allowed_models = _load_users()
-        backends, endpoints = _load_backends()
-        return Snapshot(
-            version=version,
-            keys=_load_keys(),
-            users=users,
-            allowed_models=allowed_models,
-            backends=backends,
-            endpoints=endpoints,
-            aliases={a.name: tuple(a.targets) for a in Alias.objects.all()},
-            strategies=_load_strategies(),
-            models=_merge_models(backends),
-            listed_models=_listed_models(backends),
-            tunables=_load_tunables(site),
-            keepalive_after=_saved_or_setting(site, "queue_keepalive_after"),
-            max_body_bytes=int(_saved_or_setting(site, "max_body_bytes")),
-        )
+        snapshot = _load_snapshot(version)
+        if configuration_version() == version:
+            return snapshot
+
+
+def _load_snapshot(version: int) -> Snapshot:
+    site = SiteSettings.objects.filter(pk=1).first() or SiteSettings()
+    users, allowed_models = _load_users()
+    backends, endpoints = _load_backends()
+    return Snapshot(
+        version=version,
+        keys=_load_keys(),
+        users=users,
+        allowed_models=allowed_models,
+        backends=backends,
+        endpoints=endpoints,
+        aliases={a.name: tuple(a.targets) for a in Alias.objects.all()},
+        strategies=_load_strategies(),
+        models=_merge_models(backends),
+        listed_models=_listed_models(backends),
+        tunables=_load_tunables(site),
+        keepalive_after=_saved_or_setting(site, "queue_keepalive_after"),
+        max_body_bytes=int(_saved_or_setting(site, "max_body_bytes")),
+    )
 
 
 def load_telemetry() -> list[BackendTelemetry]:
