@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils.crypto import salted_hmac
 
 from backends.models import Backend, BackendModel, BackendStatus, Node, NodeStatus
@@ -53,15 +53,23 @@ def claim_due(now: datetime) -> list[Backend]:
     Of several callers each backend falls to one. Backends whose address, engine or key has changed
     since their last poll are due at once, however the change was made.
     """
-    backends = Backend.objects.filter(enabled=True).select_related("status")
+    backends = with_status(Backend.objects.filter(enabled=True))
     return [backend for backend in backends if _is_due(backend, now) and claim(backend, now)]
 
 
+def with_status(backends: QuerySet[Backend]) -> list[Backend]:
+    """The backends with their status rows, which are made where they are missing."""
+    missing = backends.filter(status=None)
+    rows = [BackendStatus(backend=backend) for backend in missing]
+    if rows:
+        BackendStatus.objects.bulk_create(rows, ignore_conflicts=True)
+    return list(backends.select_related("status"))
+
+
 def _is_due(backend: Backend, now: datetime) -> bool:
-    status = getattr(backend, "status", None)
-    if status is None or status.fingerprint != fingerprint(backend):
+    if backend.status.fingerprint != fingerprint(backend):
         return True
-    return _time_has_come(status.attempted_at, backend.poll_interval, now)
+    return _time_has_come(backend.status.attempted_at, backend.poll_interval, now)
 
 
 def _time_has_come(last: datetime | None, interval: float, now: datetime) -> bool:
@@ -71,13 +79,13 @@ def _time_has_come(last: datetime | None, interval: float, now: datetime) -> boo
 
 
 def claim(backend: Backend, now: datetime) -> bool:
-    """Take the right to poll ``backend``, or return False when somebody has it.
+    """Take the right to poll ``backend``, or return False when somebody has it or has polled since
+    ``backend.status`` was read.
 
     A poll of the backend's former address hinders nobody: what it still brings is turned down by
     its fingerprint. On success ``backend.status`` is the claimed row.
     """
-    current = fingerprint(backend)
-    status, _ = BackendStatus.objects.get_or_create(backend=backend)
+    current, status = fingerprint(backend), backend.status
     values: dict[str, Any] = {
         "attempted_at": now,
         "claimed_until": now + timedelta(seconds=CLAIM_SECONDS),
@@ -86,7 +94,7 @@ def claim(backend: Backend, now: datetime) -> bool:
     if status.fingerprint != current:
         values |= {"fingerprint": current, "missing_models": _on_probation(backend), **UNKNOWN}
         free = Q()
-    # Whoever reads this row at the same time sees the same two values, and one of us changes them.
+    # Not as it is now but as it was when it was found due: a poll since then was that poll.
     same = Q(pk=status.pk, attempted_at=status.attempted_at, fingerprint=status.fingerprint)
     if BackendStatus.objects.filter(same & free).update(**values) != 1:
         return False
@@ -121,12 +129,15 @@ def release(backend: Backend) -> None:
 
 def claim_due_nodes(now: datetime) -> list[Node]:
     """The nodes with telemetry whose time has come, claimed for the caller to poll."""
-    nodes = Node.objects.exclude(telemetry_url="").select_related("status")
-    return [node for node in nodes if _claim_node(node, now)]
+    polled = Node.objects.exclude(telemetry_url="")
+    rows = [NodeStatus(node=node) for node in polled.filter(status=None)]
+    if rows:
+        NodeStatus.objects.bulk_create(rows, ignore_conflicts=True)
+    return [node for node in polled.select_related("status") if _claim_node(node, now)]
 
 
 def _claim_node(node: Node, now: datetime) -> bool:
-    status = getattr(node, "status", None) or NodeStatus.objects.get_or_create(node=node)[0]
+    status = node.status
     if not _time_has_come(status.attempted_at, float(settings.BACKEND_POLL_INTERVAL), now):
         return False
     same = Q(pk=status.pk, attempted_at=status.attempted_at)

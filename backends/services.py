@@ -11,7 +11,7 @@ from typing import Any
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.utils import timezone
 
-from backends.claims import claim, claim_due, claim_due_nodes, release
+from backends.claims import claim, claim_due, claim_due_nodes, release, with_status
 from backends.engines.gpu import Gpu, parse_gpus
 from backends.engines.replies import Question
 from backends.fetch import UnansweredError, ask, new_client
@@ -41,19 +41,19 @@ def probe_backends(ids: Iterable[int], *, seconds: float = _PROBE_SECONDS) -> No
     """Poll these backends now, in at most about ``seconds`` + 0.5. What happens to each is in its
     status row afterwards; a backend that cannot be reached raises nothing."""
     deadline = time.monotonic() + seconds
-    waiting = list(Backend.objects.filter(pk__in=list(ids)).select_related("status"))
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        mine = [backend for backend in waiting if claim(backend, timezone.now())]
-        if mine:
-            _run(poll, mine, left)
-        # The rest is being polled by the worker at this moment: its outcome will do as well.
-        waiting = [b for b in waiting if b not in mine and _is_claimed(b)]
-        if waiting:
-            time.sleep(0.1)
+    backends = with_status(Backend.objects.filter(pk__in=list(ids)))
+    mine = [backend for backend in backends if claim(backend, timezone.now())]
+    if mine:
+        _run(poll, mine, seconds)
+    # The rest is being polled by the worker at this moment: its outcome will do as well.
+    others = {backend.pk for backend in backends} - {backend.pk for backend in mine}
+    while others and time.monotonic() < deadline and _any_claimed(others):
+        time.sleep(0.05)
 
 
-def _is_claimed(backend: Backend) -> bool:
-    return BackendStatus.objects.filter(backend=backend, claimed_until__gt=timezone.now()).exists()
+def _any_claimed(ids: Iterable[int]) -> bool:
+    claimed = BackendStatus.objects.filter(backend__in=ids, claimed_until__gt=timezone.now())
+    return claimed.exists()
 
 
 def detect(base_url: str, api_key: str | None = None, *, seconds: float = 3.0) -> ProbeResult:
