@@ -55,6 +55,11 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         rows: QuerySet[Decision] = self.object_list  # type: ignore[assignment]
         return rows.order_by()[:MOST_ROWS].count()
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there may be more rows than can be paged through."""
+        return self.count >= MOST_ROWS
+
 
 class ExactTextFilter(TextFilter):  # type: ignore[misc]
     """What is typed must equal the column, so that its index is used."""
@@ -154,6 +159,7 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
     list_filter = (PeriodFilter, OutcomeFilter, ModelFilter, BackendFilter, UserFilter)
     list_filter_submit = True
     list_fullwidth = True
+    list_before_template = "pages/_log_note.html"
     list_per_page = 50
     list_max_show_all = 0
     show_full_result_count = False
