@@ -7,15 +7,27 @@ from typing import Any
 from django.apps import apps
 from django.contrib import admin
 from django.http import HttpRequest
+from django.template.response import TemplateResponse
 from django.templatetags.static import static
 from django.urls import URLPattern, URLResolver, include, path, reverse
 from unfold.sites import UnfoldAdminSite
+
+from scheduler.pages.overview import overview_context
 
 
 class MindRouterSite(UnfoldAdminSite):  # type: ignore[misc]
     """Django's admin, with the pages on groups and decisions on the same site."""
 
     index_title = "Overview"
+    index_template = "pages/index.html"
+
+    def index(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> TemplateResponse:
+        """Django's list of models, below the cluster's figures for those who may see them."""
+        context = {**overview_context(request), **(extra_context or {})}
+        answer: TemplateResponse = super().index(request, context)
+        return answer
 
     def get_urls(self) -> list[URLPattern | URLResolver]:
         return [path("", include("scheduler.pages.urls")), *super().get_urls()]
@@ -28,8 +40,11 @@ def stylesheet(request: HttpRequest) -> str:
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """The menu, in the order in which an admin needs it; only what this user may see."""
+    decisions = _model(request, "Decisions", "receipt_long", "scheduler.decision")
+    if decisions and request.path.startswith(reverse("admin:decisions")):
+        decisions["active"] = True
     cluster = [
-        _model(request, "Decisions", "receipt_long", "scheduler.decision"),
+        decisions,
         _model(request, "Backends", "dns", "backends.backend"),
         _model(request, "Aliases", "alt_route", "backends.alias"),
         _model(request, "Nodes", "memory", "backends.node"),

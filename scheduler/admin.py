@@ -23,6 +23,7 @@ from unfold.views import ChangeList
 from backends.models import Alias, Backend, BackendModel
 from scheduler.explain import NOTHING, duration
 from scheduler.models import Decision, Outcome, SiteSettings
+from scheduler.snapshot import setting_name
 
 #: Rows that the log can be paged through; older ones are reached by a filter or a search.
 MOST_ROWS = 5000
@@ -245,12 +246,6 @@ def _left_queue(decision: Decision) -> datetime | None:
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:
     return None if start is None or end is None else (end - start).total_seconds()
-
-
-def setting_name(field_name: str) -> str:
-    """The settings variable behind a field of ``SiteSettings``."""
-    name = field_name.upper()
-    return name if hasattr(settings, name) else f"SCHEDULER_{name}"
 
 
 @admin.register(SiteSettings)

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db.models import Count, Q
 
 from accounts.models import Group, User
 from backends.models import Backend
+from scheduler.core.weights import effective_weight
 from scheduler.explain import Case
 from scheduler.models import Decision, SiteSettings
+from scheduler.snapshot import fallback_weights, setting_name
+
+if TYPE_CHECKING:
+    from scheduler.core.scheduler import ShareView
+    from scheduler.runtime import LiveView
 
 #: Up to this many users are looked up by number; above, all users are read in one go, because
 #: databases bound the number of parameters of a statement.
 _MOST_PARAMETERS = 5000
 
 
-def live() -> Any | None:
+def live() -> LiveView | None:
     """The running scheduler's view of itself, at most 1 s old; None where none runs."""
     try:
         from scheduler import runtime
@@ -64,24 +70,60 @@ class _Activity:
     running: int = 0
 
 
+def setting(name: str) -> Any:
+    """A field of ``SiteSettings`` as it is in force: the saved value, else the environment's."""
+    saved = SiteSettings.objects.filter(pk=1).values_list(name, flat=True).first()
+    return getattr(settings, setting_name(name)) if saved is None else saved
+
+
 def share_mode() -> str:
-    """``user`` or ``group`` (R14): the saved setting, else the environment's."""
-    saved = SiteSettings.objects.filter(pk=1).values_list("share_mode", flat=True).first()
-    return str(saved or settings.SCHEDULER_SHARE_MODE)
+    """``user`` or ``group`` (R14)."""
+    return str(setting("share_mode"))
 
 
-def fallback_weight(group_name: str) -> float:
-    """The weight of a group that carries none (R13): by name from the environment, else 1."""
-    named = {
-        "student": settings.SCHEDULER_WEIGHT_STUDENT,
-        "staff": settings.SCHEDULER_WEIGHT_STAFF,
-        "faculty": settings.SCHEDULER_WEIGHT_FACULTY,
-        "admin": settings.SCHEDULER_WEIGHT_ADMIN,
-    }
-    return float(named.get(group_name, 1))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The cluster in a few figures. None: no scheduler runs in this process."""
+
+    groups: int
+    backends: int  # configured
+    backends_ready: int | None
+    busy_users: int | None
+    queued: int | None
+    running: int | None
+    average_wait_seconds: float | None
+    tokens_per_second: float | None  # over the fairness window
+    window_seconds: float
 
 
-def group_figures(view: Any | None) -> list[GroupFigures]:
+def overview(view: LiveView | None) -> Overview:
+    """What the first page shows, in three queries."""
+    window = float(setting("fairness_window"))
+    counts = {"groups": Group.objects.count(), "backends": Backend.objects.count()}
+    if view is None:
+        return Overview(
+            **counts,
+            backends_ready=None,
+            busy_users=None,
+            queued=None,
+            running=None,
+            average_wait_seconds=None,
+            tokens_per_second=None,
+            window_seconds=window,
+        )
+    return Overview(
+        **counts,
+        backends_ready=sum(one.state == "ready" for one in view.backends),
+        busy_users=len({one.user_id for one in view.shares if one.queued or one.running}),
+        queued=view.stats.queue_total,
+        running=sum(one.in_flight for one in view.backends),
+        average_wait_seconds=view.stats.average_wait_seconds,
+        tokens_per_second=view.stats.global_recent_tokens / window,
+        window_seconds=window,
+    )
+
+
+def group_figures(view: LiveView | None) -> list[GroupFigures]:
     """Every group by name, then the users without one if any is active.
 
     At most three queries, however many groups and users there are.
@@ -118,12 +160,18 @@ def group_figures(view: Any | None) -> list[GroupFigures]:
 
 
 def _weight_in_force(group: Group) -> float:
-    if group.scheduler_weight is None:
-        return fallback_weight(group.name)
-    return float(group.scheduler_weight)
+    own = group.scheduler_weight
+    return effective_weight(
+        override=None,
+        group_weight=None if own is None else float(own),
+        group_name=group.name,
+        is_superuser=False,
+        is_staff=False,
+        fallbacks=fallback_weights(),
+    )
 
 
-def _live_columns(view: Any | None, activity: _Activity | None) -> dict[str, Any]:
+def _live_columns(view: LiveView | None, activity: _Activity | None) -> dict[str, Any]:
     if view is None:
         return {"active_members": None, "recent_tokens": None, "queued": None, "running": None}
     activity = activity or _Activity()
@@ -135,7 +183,7 @@ def _live_columns(view: Any | None, activity: _Activity | None) -> dict[str, Any
     }
 
 
-def _activity_by_group(shares: Iterable[Any]) -> dict[int | None, _Activity]:
+def _activity_by_group(shares: Iterable[ShareView]) -> dict[int | None, _Activity]:
     """The shares of all fairness units, summed over each one's group."""
     shares = list(shares)
     group_of = groups_of_users({share.user_id for share in shares})

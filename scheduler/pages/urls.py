@@ -3,11 +3,12 @@
 from django.contrib import admin
 from django.urls import path
 
-from scheduler.pages import decisions, groups
+from scheduler.pages import decisions, groups, overview
 
 view = admin.site.admin_view
 
 urlpatterns = [
+    path("figures/", view(overview.figures), name="overview_figures"),
     path("groups/", view(groups.groups), name="groups"),
     path("groups/add/", view(groups.add_group), name="group_add"),
     path("groups/figures/", view(groups.group_figures), name="group_figures"),
