@@ -8,7 +8,6 @@ search for a word says that it may matter.
 from __future__ import annotations
 
 import re
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -17,47 +16,59 @@ from scheduler.core.jobs import Usage
 
 #: An event that is still not whole after so many bytes is passed on as it comes.
 MAX_EVENT_BYTES = 1 << 20
+#: More tokens than any request can have; a backend that reports them is not believed.
+MAX_TOKENS = 1_000_000_000
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
+_LONGEST_END = 4
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
-_DONE = re.compile(rb"^data:\s*\[DONE\]\s*$", re.MULTILINE)
+_DONE = re.compile(rb"^data:[ \t]*\[DONE\][ \t\r]*$", re.MULTILINE)
 #: The first thing a person would see: text, reasoning or a tool's name or arguments.
 _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|arguments|name|refusal)"\s*:\s*"[^"]'
 )
-_DATA_LINE = re.compile(rb"^data:", re.MULTILINE)
+_NULL = msgspec.Raw(b"null")
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: float | None = None
 
 
-class UsageFields(msgspec.Struct):
+class _UsageFields(msgspec.Struct):
     """``usage`` as OpenAI writes it; a backend's null or absent numbers stay None."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
     prompt_tokens_details: _PromptDetails | None = None
-
-    def usage(self) -> Usage | None:
-        if self.prompt_tokens is None or self.prompt_tokens < 0:
-            return None
-        details = self.prompt_tokens_details
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=max(0, self.completion_tokens or 0),
-            cached_tokens=max(0, (details and details.cached_tokens) or 0),
-        )
 
 
 class _Event(msgspec.Struct):
-    usage: UsageFields | None = None
+    usage: msgspec.Raw = _NULL
     choices: list[msgspec.Raw] | None = None
     error: Any = None
 
 
+_usage_decoder = msgspec.json.Decoder(_UsageFields)
 _event_decoder = msgspec.json.Decoder(_Event)
+
+
+def read_usage(raw: msgspec.Raw) -> Usage | None:
+    """The numbers of a ``usage`` object; None where it is none or cannot be believed."""
+    try:
+        fields = _usage_decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    details = fields.prompt_tokens_details
+    prompt, output = fields.prompt_tokens, fields.completion_tokens or 0
+    cached = (details and details.cached_tokens) or 0
+    if prompt is None or not all(0 <= n <= MAX_TOKENS for n in (prompt, output, cached)):
+        return None
+    return Usage(
+        prompt_tokens=int(prompt),
+        completion_tokens=int(output),
+        cached_tokens=min(int(cached), int(prompt)),
+    )
 
 
 def read_event(event: bytes) -> _Event | None:
@@ -77,110 +88,157 @@ class EventStream:
     """
 
     __slots__ = (
-        "_carry",
+        "_edge",
+        "_events",
+        "_finish_seen",
         "_hide_usage",
-        "_recent",
-        "content_events",
+        "_pending",
+        "_pending_bytes",
+        "done",
         "error",
         "first_token_seen",
+        "torn",
         "usage",
     )
 
     def __init__(self, *, hide_usage: bool) -> None:
         self.usage: Usage | None = None
-        self.error: Any = None  # the backend's own error event, as parsed
+        self.error: Any = None  # the backend's own error event, as parsed; never passed on
+        self.done = False  # [DONE] has come
         self.first_token_seen = False
-        self.content_events = 0  # about one token each
+        self.torn = False  # the last bytes given are not the end of an event
+        self._events = 0  # those with content
+        self._finish_seen = False
         self._hide_usage = hide_usage
-        self._carry = b""
-        self._recent: deque[bytes] = deque(maxlen=3)
+        self._pending: list[bytes] = []  # an event that is not whole yet
+        self._pending_bytes = 0
+        self._edge = b""  # its last bytes: an end may be cut by a read
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes to pass on now: whole events only, possibly none."""
-        if self._carry:
-            data = self._carry + data
-            self._carry = b""
-        if not data.endswith(b"\n\n"):
-            data = self._whole(data)
-            if not data:
-                return b""
-        return self._look(data)
+        """Bytes to pass on now: whole events only, possibly none; nothing after an error."""
+        if not self._pending and data.endswith(b"\n\n"):
+            return self._look(data)
+        recent = self._edge + data
+        if not _EVENT_END.search(recent):
+            return self._keep(data, recent)
+        if self._pending:
+            data = b"".join([*self._pending, data])
+        end = _last_end(data)
+        rest = data[end:]
+        self._pending = [rest] if rest else []
+        self._pending_bytes = len(rest)
+        self._edge = rest[1 - _LONGEST_END :]
+        return self._look(data[:end])
 
     def finish(self) -> bytes:
-        """What is left when the backend has ended: an event it did not close."""
-        rest, self._carry = self._carry, b""
-        if not rest.strip():
+        """What is left when the backend has ended: an event that is whole but for its blank
+        line. Half an event is of no use to anybody."""
+        rest = b"".join(self._pending)
+        self._pending.clear()
+        if self.torn:
+            return rest
+        if read_event(rest) is None and not _DONE.search(rest):
             return b""
-        return self._look(rest + b"\n\n" if _DATA_LINE.search(rest) else rest)
+        return self._look(rest + b"\n\n")
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing may follow: the backend said that it was done, or told of an error."""
+        return self.done or self.error is not None
 
     @property
     def finished(self) -> bool:
         """Whether the backend said that it had finished, by a finish reason or ``[DONE]``."""
-        tail = b"".join(self._recent)
-        return bool(_DONE.search(tail) or _FINISH.search(tail))
+        return self.done or self._finish_seen
 
     @property
     def estimated_tokens(self) -> int:
-        """Output tokens where the backend does not tell: its events that carried content."""
-        return self.content_events
+        """Output tokens where the backend does not tell: its events that carried content, which
+        are about one token each."""
+        return max(1, self._events) if self.first_token_seen else 0
 
-    def _whole(self, data: bytes) -> bytes:
-        """Cut ``data`` behind its last whole event and keep the rest back."""
-        end = 0
-        for match in _EVENT_END.finditer(data, max(0, _last_end(data) - 4)):
-            end = match.end()
-        if end == 0 and len(data) > MAX_EVENT_BYTES:
-            return data
-        self._carry = data[end:]
-        return data[:end]
+    def _keep(self, data: bytes, recent: bytes) -> bytes:
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        self._edge = recent[1 - _LONGEST_END :]
+        if self._pending_bytes <= MAX_EVENT_BYTES:
+            return b""
+        block = b"".join(self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        block = self._look(block)
+        self.torn = bool(block)
+        return block
 
     def _look(self, block: bytes) -> bytes:
+        if self.error is not None:
+            return b""
+        self.torn = False
         if b'"usage"' in block and _USAGE.search(block):
             block = self._take_usage(block)
-            if not block:
-                return b""
-        if b'"error"' in block or block.startswith(b"error:"):
-            self._take_error(block)
-        self._recent.append(block)
-        if self.first_token_seen:
-            self.content_events += block.count(b"data:")
-            if b"finish_reason" in block and _FINISH.search(block):
-                self.content_events -= 1
-            if b"[DONE]" in block:
-                self.content_events -= 1
-        elif match := _CONTENT.search(block):
-            self.first_token_seen = True
-            rest = block[match.start() :]
-            self.content_events = 1 + rest.count(b"data:") - rest.count(b"[DONE]")
-            self.content_events -= len(_FINISH.findall(rest))
+        if b'"error"' in block or b"\nerror:" in block or block.startswith(b"error:"):
+            block = self._until_error(block)
+        finishes = len(_FINISH.findall(block)) if b'"finish_reason"' in block else 0
+        if finishes:
+            self._finish_seen = True
+        if b"[DONE]" in block and _DONE.search(block):
+            self.done = True
+        self._count(block, finishes)
         return block
+
+    def _count(self, block: bytes, finishes: int) -> None:
+        """Count the events that carry content: all from the first one on, but for those that
+        only end an answer or the stream."""
+        if not self.first_token_seen:
+            match = _CONTENT.search(block)
+            if match is None:
+                return
+            self.first_token_seen = True
+            self._events = 1
+            block = block[match.start() :]
+            finishes = len(_FINISH.findall(block))
+        self._events += block.count(b"\ndata:") + block.startswith(b"data:") - finishes
+        if b"[DONE]" in block:
+            self._events -= len(_DONE.findall(block))
 
     def _take_usage(self, block: bytes) -> bytes:
         kept = []
         for event in split_events(block):
             parsed = read_event(event) if _USAGE.search(event) else None
-            if parsed is not None and parsed.usage is not None:
-                self.usage = parsed.usage.usage() or self.usage
-                if self._hide_usage and parsed.choices == []:
+            if parsed is not None and parsed.usage != _NULL:
+                self.usage = read_usage(parsed.usage) or self.usage
+                if self._hide_usage and not parsed.choices and parsed.error is None:
                     continue
             kept.append(event)
         return b"".join(kept)
 
-    def _take_error(self, block: bytes) -> None:
+    def _until_error(self, block: bytes) -> bytes:
+        """The events before the first one that tells of an error."""
+        kept = []
         for event in split_events(block):
-            # llama.cpp's older form is a field of its own
-            parsed = read_event(
-                event.replace(b"error:", b"data:", 1) if block[:6] == b"error:" else event
-            )
+            if event.startswith(b"error:"):  # llama.cpp's older form is a field of its own
+                parsed = read_event(b"data:" + event[6:])
+                self.error = (parsed and parsed.error) or "error"
+                break
+            parsed = read_event(event) if b'"error"' in event else None
             if parsed is not None and parsed.error is not None and not parsed.choices:
                 self.error = parsed.error
-                return
+                break
+            kept.append(event)
+        return b"".join(kept)
 
 
 def _last_end(data: bytes) -> int:
-    """Where the last event end begins, roughly: searching backwards is cheap, and exactness is
-    left to the regular expression that starts there."""
-    return max(data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n"), data.rfind(b"\r\r"), 0)
+    """Where the last whole event of ``data`` ends; there is at least one.
+
+    Searching backwards for the usual ends is cheap; exactness is left to the regular expression,
+    which starts there.
+    """
+    start = max(data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n"), data.rfind(b"\r\r"), 0)
+    end = 0
+    for match in _EVENT_END.finditer(data, max(0, start - _LONGEST_END)):
+        end = match.end()
+    return end
 
 
 def split_events(block: bytes) -> list[bytes]:

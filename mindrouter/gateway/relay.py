@@ -6,8 +6,11 @@ large that it must be passed on while it comes.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,7 +18,7 @@ from backends.upstream import Response, UpstreamError
 from mindrouter.gateway import failures
 from mindrouter.gateway.client import Headers
 from mindrouter.gateway.errors import GatewayError
-from mindrouter.gateway.events import EventStream, UsageFields
+from mindrouter.gateway.events import EventStream, read_usage
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.requests import Asked, estimate_tokens
 from scheduler.core.jobs import Usage
@@ -27,10 +30,17 @@ if TYPE_CHECKING:
 
 #: An answer up to this size is held until it is whole, so that a broken one can still be retried.
 HELD_BYTES = 1 << 20
-#: Where usage is looked for in an answer that is passed on while it comes.
+#: How much of the beginning and of the end is searched for usage in an answer that is passed on
+#: while it comes.
 TAIL_BYTES = 64 * 1024
+#: Objects within a usage object, at most, and itself.
+MOST_CLOSINGS = 8
 #: How often a stream's delivered tokens are charged beyond its hold (R4), in tokens.
 PROGRESS_TOKENS = 32
+#: How long a backend may take to end its answer once it has said that it is done.
+END_SECONDS = 1.0
+
+_DATA_LINE = re.compile(rb"^data:", re.MULTILINE)
 
 
 class CutShortError(GatewayError):
@@ -66,44 +76,60 @@ class StreamRelay:
         Raises: CutShortError after the first event; UpstreamError before it.
         """
         events, client = self._events, self._exchange.client
-        committed = False
+        first = await self._first_events(response)
+        if isinstance(first, Failure):
+            return first
+        if not client.started:
+            await client.start_stream(200, self._head)
         try:
-            first = await self._first_events(response)
-            if isinstance(first, Failure):
-                return first
-            if not client.started:
-                await client.start_stream(200, self._head)
-            committed = True
-            await client.write(first)
-            while data := await response.read():
-                block = events.feed(data)
-                if block:
-                    self._note_progress()
-                    await client.write(block)
-            if rest := events.finish():
-                await client.write(rest)
+            await self._pass_on(first)
+            while not events.over and (data := await response.read()):
+                await self._pass_on(events.feed(data))
+            if not events.over:
+                await self._pass_on(events.finish())
         except UpstreamError as error:
-            if not committed:
-                raise
             message = failures.from_exception(error, self._endpoint).error.message
-            raise CutShortError(error.reason, message, in_stream=True) from error
-        await self._end()
+            raise await self._cut_short(error.reason, message) from error
+        if events.error is not None:
+            told = failures.from_event(events.error, self._endpoint).error
+            raise await self._cut_short("upstream_error", told.message)
+        if not events.finished:
+            message = f"Backend {self._endpoint.name} ended the stream before it was finished."
+            raise await self._cut_short("upstream_ended_early", message)
+        self._complete()
+        await client.end()
+        await _let_end(response)
         return None
+
+    async def _pass_on(self, block: bytes) -> None:
+        if not block:
+            return
+        self._note_progress()
+        if self._events.done:
+            # Many clients leave as soon as they see [DONE], and their answer is whole.
+            self._complete()
+        await self._exchange.client.write(block)
+
+    async def _cut_short(self, code: str, message: str) -> CutShortError:
+        if self._events.torn:  # half an event: the one that tells of the error needs its own
+            await self._exchange.client.write(b"\n\n")
+        return CutShortError(code, message, in_stream=True)
 
     async def _first_events(self, response: Response) -> bytes | Failure:
         """Read on to the first event that says anything; comments before it are held with it."""
-        held = b""
+        events, held = self._events, b""
         while data := await response.read():
-            held += self._events.feed(data)
-            if b"data:" in held or self._events.error is not None:
+            held += events.feed(data)
+            if events.over or _DATA_LINE.search(held):
                 break
+            if len(held) > HELD_BYTES:
+                return failures.not_an_answer(self._endpoint, "sent comments without end")
         else:
-            held += self._events.finish()
-        if self._events.error is not None and not self._events.first_token_seen:
-            return failures.from_event(self._events.error, self._endpoint)
-        if b"data:" not in held:
+            held += events.finish()
+        if events.error is not None and not events.first_token_seen:
+            return failures.from_event(events.error, self._endpoint)
+        if not _DATA_LINE.search(held):
             return failures.not_an_answer(self._endpoint, "ended its stream before any event")
-        self._note_progress()
         return held
 
     def _note_progress(self) -> None:
@@ -113,36 +139,34 @@ class StreamRelay:
         if self._exchange.record.first_token_at is None:
             clock = self._exchange.timeline
             self._exchange.record.first_token_at = clock.wall(time.monotonic())
-        if events.content_events - self._reported >= PROGRESS_TOKENS:
-            self._reported = events.content_events
+        if events.estimated_tokens - self._reported >= PROGRESS_TOKENS:
+            self._reported = events.estimated_tokens
             self._claim.progress(self._asked.prompt_tokens, self._reported)
 
-    async def _end(self) -> None:
-        events = self._events
-        if events.error is not None:
-            # It has been passed on as it came; what follows is only the end of the connection.
-            error = failures.from_event(events.error, self._endpoint).error
-            raise CutShortError("upstream_error", error.message, in_stream=True)
-        if not events.finished:
-            message = f"Backend {self._endpoint.name} ended the stream before it was finished."
-            raise CutShortError("upstream_ended_early", message, in_stream=True)
-        usage = self.delivered()
-        assert usage is not None  # noqa: S101  a finished stream has delivered something
-        self._exchange.complete(self._claim, usage)
-        await self._exchange.client.end()
+    def _complete(self) -> None:
+        if self._claim.lease is not None:
+            self._exchange.complete(self._claim, self._events.usage or self._estimate())
+
+    def _estimate(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._asked.prompt_tokens,
+            completion_tokens=self._events.estimated_tokens,
+            estimated=True,
+        )
 
     def delivered(self) -> Usage | None:
         """What the client has had so far; None before the first event."""
         events = self._events
-        if events.usage is not None:
-            return events.usage
-        if not events.first_token_seen and not self._exchange.client.left:
+        if events.usage is None and not events.first_token_seen and not self._exchange.client.left:
             return None
-        return Usage(
-            prompt_tokens=self._asked.prompt_tokens,
-            completion_tokens=max(0, events.content_events),
-            estimated=True,
-        )
+        return events.usage or self._estimate()
+
+
+async def _let_end(response: Response) -> None:
+    """Let a backend end its answer after its last event, so that the connection can be kept."""
+    with contextlib.suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await response.read_all(HELD_BYTES)
 
 
 class _Text(msgspec.Struct):
@@ -155,7 +179,10 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    usage: UsageFields | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+    choices: msgspec.Raw | None = None
+    data: msgspec.Raw | None = None
+    error: Any = None
 
 
 class _Texts(msgspec.Struct):
@@ -199,7 +226,9 @@ class BodyRelay:
             answer = _decode_answer(body)
         except (msgspec.MsgspecError, RecursionError):
             return failures.not_an_answer(self._endpoint, "sent an answer that is not valid JSON")
-        usage = (answer.usage and answer.usage.usage()) or self._estimate(body)
+        if answer.error is not None and answer.choices is None and answer.data is None:
+            return failures.from_event(answer.error, self._endpoint)
+        usage = read_usage(answer.usage) or self._estimate(body)
         self._exchange.record.first_token_at = self._exchange.record.first_byte_at
         self._exchange.complete(self._claim, usage)
         await self._exchange.client.respond(200, self._head, body)
@@ -211,7 +240,7 @@ class BodyRelay:
         if length := response.header(b"content-length"):
             head.append((b"content-length", length))
         await client.start_stream(200, head)
-        tail = b""
+        start, tail = data[:TAIL_BYTES], b""
         try:
             while data:
                 self._sent += len(data)
@@ -221,7 +250,8 @@ class BodyRelay:
         except UpstreamError as error:
             message = failures.from_exception(error, self._endpoint).error.message
             raise CutShortError(error.reason, message, in_stream=False) from error
-        self._exchange.complete(self._claim, usage_in_tail(tail) or self._estimate(b""))
+        usage = usage_within(tail) or usage_within(start)
+        self._exchange.complete(self._claim, usage or self._estimate(b""))
         await client.end()
 
     def _estimate(self, body: bytes) -> Usage:
@@ -247,17 +277,13 @@ def _text_tokens(body: bytes) -> int:
     return sum(estimate_tokens(len(text.encode("utf-8", "replace"))) for text in texts)
 
 
-def usage_in_tail(tail: bytes) -> Usage | None:
-    """The usage object in the last part of a large answer, or None."""
-    start = tail.rfind(b'"usage"')
-    if start < 0:
-        return None
-    end = tail.find(b"}", start)
-    while end >= 0:
-        try:
-            answer = _decode_answer(b"{" + tail[start : end + 1] + b"}")
-        except msgspec.MsgspecError:
-            end = tail.find(b"}", end + 1)
-            continue
-        return answer.usage.usage() if answer.usage else None
+def usage_within(part: bytes) -> Usage | None:
+    """The usage object in a part of a large answer, or None."""
+    start = end = part.rfind(b'"usage"')
+    for _ in range(MOST_CLOSINGS if start >= 0 else 0):
+        end = part.find(b"}", end + 1)
+        if end < 0:
+            break
+        with contextlib.suppress(msgspec.MsgspecError):
+            return read_usage(_decode_answer(b"{" + part[start : end + 1] + b"}").usage)
     return None

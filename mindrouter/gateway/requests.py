@@ -24,6 +24,8 @@ MEDIA_TOKENS = 765
 #: Role, separators and the like that a chat template adds to each message.
 TOKENS_PER_MESSAGE = 4
 MAX_MODEL_NAME = 300
+#: Limits beyond this say no more than this.
+MOST_TOKENS = 1_000_000_000
 
 _IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
 _BRACKET, _QUOTE = b'["'
@@ -195,17 +197,22 @@ def _model(fields: dict[str, msgspec.Raw]) -> str:
 
 def _max_tokens(fields: dict[str, msgspec.Raw]) -> int | None:
     """The client's limit on all answers together: ``n`` of them may be asked for."""
-    limit: int | None = None
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = _typed(fields, name, int, "a whole number")
-        if value is not None and value < 0:
-            raise GatewayError("invalid_request", f"'{name}' is negative.", param=name)
-        if limit is None and value is not None:
-            limit = int(value)
-    answers = _typed(fields, "n", int, "a whole number")
-    if answers is not None and answers < 1:
-        raise GatewayError("invalid_request", "'n' must be at least 1.", param="n")
-    return None if limit is None else limit * (answers or 1)
+    limits = [_count(fields, name, 0) for name in ("max_completion_tokens", "max_tokens")]
+    answers = _count(fields, "n", 1) or 1
+    limit = next((limit for limit in limits if limit is not None), None)
+    return None if limit is None else min(limit * answers, MOST_TOKENS)
+
+
+def _count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | None:
+    """A whole number, which some clients write as 16.0."""
+    value = _typed(fields, name, int | float, "a whole number")
+    if value is None:
+        return None
+    if value != int(value):
+        raise GatewayError("invalid_request", f"'{name}' must be a whole number.", param=name)
+    if value < least:
+        raise GatewayError("invalid_request", f"'{name}' must be at least {least}.", param=name)
+    return min(int(value), MOST_TOKENS)
 
 
 def _has_tools(fields: dict[str, msgspec.Raw]) -> bool:
@@ -231,6 +238,12 @@ def _weigh_messages(messages: list[_Message]) -> tuple[int, bool]:
     for message in messages:
         content = memoryview(message.content)
         if content[0] != _BRACKET:
+            if content[0] not in b'"n':  # a text or null
+                raise GatewayError(
+                    "invalid_request",
+                    "The 'content' in 'messages' must be a text or a list of parts.",
+                    param="messages",
+                )
             text_bytes += len(content)
             continue
         parts = _decode(_parts.decode, message.content, "messages", "well-formed content parts")

@@ -1,0 +1,364 @@
+"""A backend's events on their way: whole ones only, whatever the reads cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindrouter.gateway import events
+from mindrouter.gateway.events import EventStream, split_events
+from scheduler.core.jobs import Usage
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(document: Any) -> bytes:
+    return b"data: " + json.dumps(document, ensure_ascii=False).encode() + b"\n\n"
+
+
+def delta(content: str | None = None, finish: str | None = None, **more: Any) -> bytes:
+    told = {} if content is None else {"content": content}
+    choice = {"index": 0, "delta": told | more, "finish_reason": finish}
+    return event({"id": "c1", "object": "chat.completion.chunk", "choices": [choice]})
+
+
+def usage(prompt: int = 98, output: int = 2, **more: Any) -> bytes:
+    counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return event({"id": "c1", "choices": [], "usage": counts} | more)
+
+
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+STOP = delta(finish="stop")
+GREETING = ROLE + delta("Größe ") + delta("漢字") + delta("😀!") + STOP
+
+
+def relay(reads: Iterable[bytes], *, hide_usage: bool = True) -> tuple[bytes, EventStream]:
+    """What a client gets of these reads, each piece of which must be whole events."""
+    stream = EventStream(hide_usage=hide_usage)
+    passed = []
+    for data in reads:
+        block = stream.feed(data)
+        assert block == b"" or block.endswith((b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"))
+        passed.append(block)
+    passed.append(stream.finish())
+    return b"".join(passed), stream
+
+
+def bytewise(data: bytes) -> list[bytes]:
+    return [data[i : i + 1] for i in range(len(data))]
+
+
+# ---- any cut
+
+
+@st.composite
+def cut(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    cuts = sorted(draw(st.sets(st.integers(1, len(data) - 1), max_size=30)))
+    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+_ORDINARY = [
+    ROLE,
+    delta("Größe "),
+    delta("漢字"),
+    delta("😀!"),
+    delta("data: x\n\ndata: [DONE]\n\n"),
+    delta("\u2028\u0085 and \r\n"),
+    delta('"usage": {"prompt_tokens": 5}, "error": {}, "finish_reason": "stop"'),
+    delta(reasoning_content="Hm."),
+    delta(tool_calls=[{"index": 0, "function": {"name": "get_weather"}}]),
+    delta("end", finish="stop"),
+    STOP,
+    delta(finish="length"),
+    usage(),
+    usage(7, 5, prompt_tokens_details={"cached_tokens": 3}),
+    event({"choices": [{"index": 0, "delta": {}}], "usage": None}),
+    b": ping\n\n",
+    b":\n\n",
+    b"event: message\nid: 7\nretry: 10\ndata: {}\n\n",
+    b'data: {"choices":\ndata: []}\n\n',
+    b"\n\n",
+    DONE,
+]
+_LINE_ENDS = [b"\n", b"\r\n"]
+
+
+@settings(deadline=None, max_examples=250)
+@given(
+    data=st.data(),
+    parts=st.lists(st.sampled_from(_ORDINARY), min_size=1, max_size=12),
+    line_end=st.sampled_from(_LINE_ENDS),
+    hide_usage=st.booleans(),
+)
+def test_no_cut_changes_what_the_client_gets_or_what_is_counted(
+    data: st.DataObject, parts: list[bytes], line_end: bytes, hide_usage: bool
+) -> None:
+    whole = b"".join(parts).replace(b"\n", line_end)
+    passed, at_once = relay([whole], hide_usage=hide_usage)
+    got, stream = relay(data.draw(cut(whole)), hide_usage=hide_usage)
+    assert got == passed
+    assert stream.usage == at_once.usage
+    assert stream.estimated_tokens == at_once.estimated_tokens
+    assert stream.first_token_seen == at_once.first_token_seen
+    assert (stream.finished, stream.done) == (at_once.finished, at_once.done)
+    if not hide_usage:
+        assert got == whole
+
+
+@settings(deadline=None, max_examples=150)
+@given(reads=st.lists(st.binary(max_size=40) | st.sampled_from(_ORDINARY), max_size=12))
+def test_bytes_that_are_no_events_break_nothing(reads: list[bytes]) -> None:
+    relay_anything = EventStream(hide_usage=True)
+    for data in reads:
+        relay_anything.feed(data)
+    relay_anything.finish()
+    assert relay_anything.estimated_tokens >= 0
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_a_bytewise_stream_passes_as_it_is(line_end: bytes) -> None:
+    whole = (GREETING + DONE).replace(b"\n", line_end)
+    passed, stream = relay(bytewise(whole))
+    assert passed == whole
+    assert stream.first_token_seen
+
+
+def test_an_event_is_passed_on_as_soon_as_its_last_byte_has_come() -> None:
+    stream = EventStream(hide_usage=True)
+    first, second = delta("a"), delta("b")
+    assert stream.feed(first + second[:-1]) == first
+    assert stream.feed(second[-1:]) == second
+
+
+def test_whole_events_in_one_read_are_passed_on_as_the_same_object() -> None:
+    block = delta("a") + delta("b")
+    assert EventStream(hide_usage=True).feed(block) is block
+
+
+# ---- usage
+
+
+def test_a_usage_event_is_read_and_hidden_from_a_client_that_did_not_ask() -> None:
+    passed, stream = relay([GREETING, usage(98, 2), DONE])
+    assert passed == GREETING + DONE
+    assert stream.usage == Usage(prompt_tokens=98, completion_tokens=2)
+
+
+def test_a_usage_event_is_shown_to_a_client_that_asked() -> None:
+    passed, stream = relay([GREETING, usage(98, 2), DONE], hide_usage=False)
+    assert passed == GREETING + usage(98, 2) + DONE
+    assert stream.usage == Usage(prompt_tokens=98, completion_tokens=2)
+
+
+def test_a_usage_event_without_choices_is_hidden_too() -> None:
+    bare = event({"usage": {"prompt_tokens": 3, "completion_tokens": 4}})
+    passed, stream = relay([GREETING, bare, DONE])
+    assert passed == GREETING + DONE
+    assert stream.usage == Usage(prompt_tokens=3, completion_tokens=4)
+
+
+def test_usage_beside_content_is_read_and_kept() -> None:
+    counts = {"prompt_tokens": 3, "completion_tokens": 4}
+    last = event({"choices": [{"delta": {"content": "x"}}], "usage": counts})
+    passed, stream = relay([last, DONE])
+    assert passed == last + DONE
+    assert stream.usage == Usage(prompt_tokens=3, completion_tokens=4)
+
+
+def test_of_several_usages_the_last_one_counts() -> None:
+    running = [
+        event(
+            {
+                "choices": [{"delta": {"content": "x"}}],
+                "usage": {"prompt_tokens": 9, "completion_tokens": n},
+            }
+        )
+        for n in (1, 2, 3)
+    ]
+    _, stream = relay([*running, DONE])
+    assert stream.usage == Usage(prompt_tokens=9, completion_tokens=3)
+
+
+def test_cached_tokens_are_read() -> None:
+    counts = {
+        "prompt_tokens": 36,
+        "completion_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 35},
+    }
+    _, stream = relay([GREETING, event({"choices": [], "usage": counts}), DONE])
+    assert stream.usage == Usage(prompt_tokens=36, completion_tokens=8, cached_tokens=35)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {},
+        {"prompt_tokens": None, "completion_tokens": 4},
+        {"prompt_tokens": -1, "completion_tokens": 4},
+        {"prompt_tokens": 4, "completion_tokens": -1},
+        {"prompt_tokens": "many"},
+        {"prompt_tokens": 10**12, "completion_tokens": 4},
+        {"prompt_tokens": 4, "completion_tokens": 10**40},
+        {"prompt_tokens": 4, "completion_tokens": [4]},
+        {"prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": -5}},
+    ],
+)
+def test_a_usage_that_cannot_be_believed_is_none_and_is_hidden_all_the_same(
+    counts: dict[str, Any],
+) -> None:
+    passed, stream = relay([GREETING, event({"choices": [], "usage": counts}), DONE])
+    assert stream.usage is None
+    assert stream.estimated_tokens == 3
+    assert passed == GREETING + DONE
+
+
+def test_words_about_usage_in_a_text_are_no_usage() -> None:
+    text = delta('{"usage": {"prompt_tokens": 5, "completion_tokens": 5}}')
+    passed, stream = relay([text, DONE])
+    assert passed == text + DONE
+    assert stream.usage is None
+
+
+# ---- counting
+
+
+def test_events_with_content_are_counted_and_no_others() -> None:
+    words = [delta(f"word{n} ") for n in range(37)]
+    comment = b": ping\n\n"
+    for reads in (
+        [ROLE, *words, comment, STOP, usage(), DONE],
+        [ROLE + b"".join(words) + STOP + DONE],
+    ):
+        _, stream = relay(reads)
+        assert stream.estimated_tokens == 37
+
+
+def test_a_role_alone_is_no_token() -> None:
+    for role in (ROLE, ROLE.replace(b'""', b"null")):
+        _, stream = relay([role])
+        assert not stream.first_token_seen
+        assert stream.estimated_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        delta("Hel"),
+        delta(reasoning_content="Let me see"),
+        delta(reasoning="Let me see"),
+        delta(tool_calls=[{"index": 0, "id": "call_1", "function": {"name": "get_weather"}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"ci'}}]),
+        delta(refusal="No"),
+        event({"choices": [{"index": 0, "text": "Hel"}]}),
+    ],
+)
+def test_text_reasoning_and_tool_calls_are_tokens(first: bytes) -> None:
+    _, stream = relay([ROLE, first])
+    assert stream.first_token_seen
+    assert stream.estimated_tokens == 1
+
+
+# ---- the end
+
+
+def test_a_finish_reason_without_done_is_an_end() -> None:
+    _, stream = relay([GREETING])
+    assert stream.finished
+    assert not stream.done
+
+
+def test_a_finish_reason_is_remembered_over_later_events() -> None:
+    _, stream = relay([GREETING, *[b": ping\n\n"] * 5, usage()])
+    assert stream.finished
+
+
+def test_content_alone_is_no_end() -> None:
+    _, stream = relay([ROLE, delta("Hel"), delta("lo [DONE]"), delta("data: [DONE]")])
+    assert not stream.finished
+
+
+@pytest.mark.parametrize("last", [b"data: [DONE]", b"data: [DONE]\n", b"data:[DONE]\r\n"])
+def test_a_last_event_without_its_blank_line_is_passed_on_with_it(last: bytes) -> None:
+    passed, stream = relay([GREETING, last])
+    assert passed == GREETING + last + b"\n\n"
+    assert stream.done
+
+
+def test_half_an_event_at_the_end_is_dropped() -> None:
+    passed, stream = relay([ROLE, delta("Hel"), delta("lo")[:-20]])
+    assert passed == ROLE + delta("Hel")
+    assert not stream.finished
+
+
+# ---- errors
+
+TOLD = {"message": "CUDA out of memory", "type": "server_error", "code": 500}
+
+
+@pytest.mark.parametrize("rest", [b"", DONE, delta("more"), b"data: {"])
+def test_an_error_ends_the_stream_and_is_not_passed_on(rest: bytes) -> None:
+    start = ROLE + delta("Hel")
+    for reads in ([start, event({"error": TOLD}), rest], [start + event({"error": TOLD}) + rest]):
+        passed, stream = relay(reads)
+        assert passed == start
+        assert stream.error == TOLD
+        assert stream.over
+        assert not stream.done
+
+
+def test_llama_cpps_older_error_field_is_an_error() -> None:
+    for reads in (
+        [ROLE, b'error: {"error":{"message":"x"}}\n\n'],
+        [ROLE + b'error: {"error":{"message":"x"}}\n\n'],
+    ):
+        passed, stream = relay(reads)
+        assert passed == ROLE
+        assert stream.error == {"message": "x"}
+
+
+def test_a_null_error_and_a_text_about_errors_are_none() -> None:
+    parts = [
+        event({"choices": [{"delta": {"content": "x"}}], "error": None}),
+        delta('"error": {}'),
+        delta("error: x"),
+    ]
+    passed, stream = relay([*parts, DONE])
+    assert passed == b"".join(parts) + DONE
+    assert stream.error is None
+
+
+# ---- events without end
+
+
+def test_an_event_beyond_the_bound_is_passed_on_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1000)
+    huge = delta("x" * 2500)
+    stream = EventStream(hide_usage=True)
+    pieces = [stream.feed(huge[i : i + 300]) for i in range(0, len(huge), 300)]
+    assert max(map(len, pieces)) <= 1300
+    assert b"".join(pieces) == huge
+    assert not stream.torn
+    assert stream.feed(STOP) == STOP
+
+
+def test_half_an_event_that_was_passed_on_is_known_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1000)
+    stream = EventStream(hide_usage=True)
+    huge = delta("x" * 2500)
+    assert stream.feed(huge[:1500]) == huge[:1500]
+    assert stream.torn
+    assert stream.feed(huge[1500:1600]) == b""
+    assert stream.finish() == huge[1500:1600]
+    assert stream.torn
+
+
+def test_splitting_loses_nothing() -> None:
+    block = ROLE + b": x\r\n\r\n" + b"data: y\r\r" + b"data: rest"
+    assert split_events(block) == [ROLE, b": x\r\n\r\n", b"data: y\r\r", b"data: rest"]
