@@ -9,13 +9,20 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.conf import settings
-from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils import timezone
 from simple_history.models import HistoricalRecords
 
 from backends.crypto import EncryptedTextField
-from backends.validators import validate_base_url, validate_model_names, validate_server_url
+from backends.validators import (
+    validate_base_url,
+    validate_key,
+    validate_mib,
+    validate_model_names,
+    validate_priority,
+    validate_seconds,
+    validate_server_url,
+)
 
 
 class Engine(models.TextChoices):
@@ -25,6 +32,17 @@ class Engine(models.TextChoices):
     OLLAMA = "ollama", "Ollama"
     SGLANG = "sglang", "SGLang"
     OPENAI = "openai", "OpenAI-compatible"
+
+
+class State(models.TextChoices):
+    """What the admin shows of a backend, from its settings and its last polls."""
+
+    READY = "ready"
+    DOWN = "down"  # refused, or not ready to serve
+    UNANSWERED = "no answer"
+    UNKNOWN = "not polled yet"
+    DRAINING = "draining"
+    DISABLED = "disabled"
 
 
 class Strategy(models.TextChoices):
@@ -71,6 +89,7 @@ class Node(models.Model):
     telemetry_key = EncryptedTextField(
         null=True,
         blank=True,
+        validators=[validate_key],
         help_text="Sent as X-Sidecar-Key and as Bearer token. Stored encrypted, never shown.",
     )
     history = HistoricalRecords(excluded_fields=["telemetry_key"])
@@ -115,7 +134,10 @@ class Backend(models.Model):
         help_text="Found out at each poll unless chosen here.",
     )
     api_key = EncryptedTextField(
-        null=True, blank=True, help_text="The backend's own key. Stored encrypted, never shown."
+        null=True,
+        blank=True,
+        validators=[validate_key],
+        help_text="The backend's own key, sent as Bearer token. Stored encrypted, never shown.",
     )
     max_concurrent = models.PositiveIntegerField(
         default=default_max_concurrent, help_text="Requests it runs at once (its slots)."
@@ -124,26 +146,34 @@ class Backend(models.Model):
         default=default_max_queue,
         help_text="Requests that may wait for it. 0: served if a slot is free, else refused.",
     )
-    priority = models.FloatField(default=0, help_text="Each unit adds 10 points to its score.")
+    priority = models.FloatField(
+        default=0,
+        validators=[validate_priority],
+        help_text="Points: each unit adds 10 to its score. May be negative.",
+    )
     enabled = models.BooleanField(default=True)
     draining = models.BooleanField(
         default=False, help_text="Finishes what runs and gets nothing new."
     )
     connect_timeout = models.FloatField(
-        default=default_connect_timeout, validators=[MinValueValidator(0.001)], help_text="Seconds."
+        default=default_connect_timeout,
+        validators=[validate_seconds],
+        help_text="Seconds for opening a connection.",
     )
     first_byte_timeout = models.FloatField(
         default=default_first_byte_timeout,
-        validators=[MinValueValidator(0.001)],
+        validators=[validate_seconds],
         help_text="Seconds from sending a request to the first byte of its answer.",
     )
     chunk_timeout = models.FloatField(
         default=default_chunk_timeout,
-        validators=[MinValueValidator(0.001)],
+        validators=[validate_seconds],
         help_text="Seconds between two parts of an answer.",
     )
     poll_interval = models.FloatField(
-        default=default_poll_interval, validators=[MinValueValidator(0.1)], help_text="Seconds."
+        default=default_poll_interval,
+        validators=[validate_seconds],
+        help_text="Seconds between two polls, at least about one.",
     )
     node = models.ForeignKey(
         Node, on_delete=models.SET_NULL, null=True, blank=True, related_name="backends"
@@ -156,6 +186,14 @@ class Backend(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def state(self) -> State:
+        if not self.enabled:
+            return State.DISABLED
+        status = getattr(self, "status", None)
+        found: State = status.state if status else State.UNKNOWN
+        return State.DRAINING if self.draining and found == State.READY else found
+
 
 class BackendModel(models.Model):
     """A model on a backend: found there by a poll, named by hand, or both.
@@ -166,14 +204,22 @@ class BackendModel(models.Model):
 
     backend = models.ForeignKey(Backend, on_delete=models.CASCADE, related_name="models")
     name = models.CharField(max_length=300)
-    by_hand = models.BooleanField(default=True, help_text="Kept although the backend lists it not.")
+    by_hand = models.BooleanField(
+        "keep", default=True, help_text="Offered even when the backend does not list it."
+    )
     listed = models.BooleanField(default=False, editable=False)
     vision = models.BooleanField(null=True, blank=True)
     tools = models.BooleanField(null=True, blank=True)
     json = models.BooleanField(null=True, blank=True)
     embeddings = models.BooleanField(null=True, blank=True)
     context_length = models.PositiveIntegerField(null=True, blank=True, help_text="Tokens.")
-    vram_mib = models.FloatField(null=True, blank=True, help_text="Needed to load it, in MiB.")
+    vram_mib = models.FloatField(
+        "VRAM",
+        null=True,
+        blank=True,
+        validators=[validate_mib],
+        help_text="MiB that it needs to be loaded.",
+    )
     detected_vision = models.BooleanField(null=True, editable=False)
     detected_tools = models.BooleanField(null=True, editable=False)
     detected_json = models.BooleanField(null=True, editable=False)
@@ -233,6 +279,13 @@ class BackendStatus(models.Model):
         if self.observed_at is None:
             return None
         return (timezone.now() - self.observed_at).total_seconds()
+
+    @property
+    def state(self) -> State:
+        """What the last poll says, apart from what an admin has set."""
+        if self.answered_at is None:
+            return State.UNKNOWN
+        return {True: State.READY, False: State.DOWN, None: State.UNANSWERED}[self.reachable]
 
 
 class Alias(models.Model):

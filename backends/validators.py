@@ -75,6 +75,36 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return address.ipv4_mapped or address
 
 
+def validate_key(value: str) -> None:
+    """Accept a key that can stand in a header: printable ASCII without blanks.
+
+    Raises: ValidationError.
+    """
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise ValidationError("A key is of printable ASCII characters, without blanks.")
+
+
+def validate_seconds(value: float) -> None:
+    """Accept a millisecond to ten days. Raises: ValidationError."""
+    _validate_between(value, 0.001, 864_000)
+
+
+def validate_mib(value: float) -> None:
+    """Accept 0 to a pebibyte. Raises: ValidationError."""
+    _validate_between(value, 0, 2**30)
+
+
+def validate_priority(value: float) -> None:
+    """Accept -1e6 to 1e6. Raises: ValidationError."""
+    _validate_between(value, -1e6, 1e6)
+
+
+def _validate_between(value: float, low: float, high: float) -> None:
+    # Written so that NaN, for which every comparison is false, fails.
+    if not low <= value <= high:
+        raise ValidationError(f"Must be a number from {low:g} to {high:g}.")
+
+
 def validate_model_names(value: Any) -> None:
     """Accept a non-empty list of non-empty strings. Raises: ValidationError."""
     if not isinstance(value, list) or not value:

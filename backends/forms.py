@@ -1,0 +1,116 @@
+"""Forms of the admin: keys that are typed but never shown, lists of names, yes/no/as detected."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django import forms
+from unfold.widgets import (
+    UnfoldAdminPasswordWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldBooleanWidget,
+)
+
+from backends.models import Alias, Backend, BackendModel, Node
+
+CAPABILITIES = ("vision", "tools", "json", "embeddings")
+_UNSEEN = UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"})
+
+
+class SecretForm(forms.ModelForm[Any]):
+    """A form with one stored key: left empty it is kept, with a tick it is removed."""
+
+    secret: ClassVar[str]
+    remove_key = forms.BooleanField(
+        required=False,
+        label="Remove the stored key",
+        widget=UnfoldBooleanWidget,
+        help_text="A new key typed above replaces it; then no tick is needed.",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stored = getattr(self.instance, self.secret)
+        self.initial[self.secret] = ""  # so that an empty field counts as unchanged
+        if self._stored and self.secret in self.fields:
+            self.fields[self.secret].help_text += " One is stored; leave empty to keep it."
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        if not data.get(self.secret):
+            data[self.secret] = None if data.get("remove_key") else self._stored
+        return data
+
+
+class BackendForm(SecretForm):
+    secret = "api_key"  # noqa: S105 - a field's name
+
+    class Meta:
+        model = Backend
+        fields = "__all__"  # noqa: DJ007 - the admin's fieldsets name them
+        widgets: ClassVar = {"api_key": _UNSEEN}
+
+
+class NodeForm(SecretForm):
+    secret = "telemetry_key"  # noqa: S105 - a field's name
+
+    class Meta:
+        model = Node
+        fields = ("name", "telemetry_url", "telemetry_key")
+        widgets: ClassVar = {"telemetry_key": _UNSEEN}
+
+
+class BackendModelForm(forms.ModelForm[BackendModel]):
+    """One model of a backend: each value is what an admin says, or as detected."""
+
+    class Meta:
+        model = BackendModel
+        fields = ("name", "by_hand", *CAPABILITIES, "context_length", "vram_mib")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in CAPABILITIES:
+            detected = getattr(self.instance, f"detected_{name}")
+            self._offer_detected(name, {None: "unknown", True: "yes", False: "no"}[detected])
+        for name in ("context_length", "vram_mib"):
+            detected = getattr(self.instance, f"detected_{name}")
+            if name in self.fields and detected is not None:
+                self.fields[name].widget.attrs["placeholder"] = f"{detected:g}"
+
+    def _offer_detected(self, name: str, detected: str) -> None:
+        if name in self.fields:
+            self.fields[name] = forms.TypedChoiceField(
+                required=False,
+                label=self.fields[name].label,
+                choices=[("", f"detected: {detected}"), ("True", "yes"), ("False", "no")],
+                coerce=lambda value: value == "True",
+                empty_value=None,
+                widget=UnfoldAdminSelectWidget,
+            )
+
+
+class NamesField(forms.CharField):
+    """A list of model names, one a line, in the order of preference."""
+
+    widget = UnfoldAdminTextareaWidget
+
+    def prepare_value(self, value: Any) -> Any:
+        return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+    def to_python(self, value: Any) -> list[str]:  # type: ignore[override]
+        lines = [line.strip() for line in (super().to_python(value) or "").splitlines()]
+        return list(dict.fromkeys(line for line in lines if line))
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool((initial or []) != self.to_python(data))
+
+
+class AliasForm(forms.ModelForm[Alias]):
+    targets = NamesField(
+        help_text="Model names, one a line, best first: the first that any backend has is used."
+    )
+
+    class Meta:
+        model = Alias
+        fields = ("name", "targets")
