@@ -1,0 +1,62 @@
+"""Wrong settings are said by number before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.conf import settings as loaded_settings
+from django.core.checks import run_checks
+from pytest_django.fixtures import Settings
+
+from scheduler.checks import NUMBERS
+
+
+def ids() -> list[str]:
+    return [str(message.id) for message in run_checks(tags=["mindrouter"])]
+
+
+def test_the_settings_as_they_are_have_no_problem() -> None:
+    assert ids() == []
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_has_a_lowest_value(name: str, settings: Settings) -> None:
+    low, may_be_none = NUMBERS[name]
+    setattr(settings, name, low)
+    assert ids() == []
+    setattr(settings, name, low - 1)
+    assert ids() == ["mindrouter.E001"]
+    setattr(settings, name, None)
+    assert ids() == ([] if may_be_none else ["mindrouter.E001"])
+
+
+@pytest.mark.parametrize("value", ["many", float("nan"), float("inf"), "1e"])
+def test_what_is_no_finite_number_is_refused(value: Any, settings: Settings) -> None:
+    settings.BACKEND_FAIL_WINDOW = value
+    [message] = run_checks(tags=["mindrouter"])
+    assert message.id == "mindrouter.E001"
+    assert message.msg == f"BACKEND_FAIL_WINDOW is {value!r}."
+    assert message.hint == "Set the variable BACKEND_FAIL_WINDOW to a number of at least 0."
+
+
+def test_a_choice_is_one_of_its_words(settings: Settings) -> None:
+    settings.SCHEDULER_SHARE_MODE = "group"
+    assert ids() == []
+    settings.SCHEDULER_SHARE_MODE = "both"
+    assert ids() == ["mindrouter.E002"]
+
+
+@pytest.mark.parametrize(
+    ("database", "warnings"),
+    [
+        ({"CONN_MAX_AGE": 60, "OPTIONS": {}}, ["mindrouter.W001"]),
+        ({"CONN_MAX_AGE": 60, "OPTIONS": {"pool": {"max_size": 8}}}, []),
+        ({"CONN_MAX_AGE": 0}, []),
+    ],
+)
+def test_lasting_connections_without_a_pool_are_warned_of(
+    database: dict[str, Any], warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_settings, "DATABASES", {"default": database})
+    assert ids() == warnings
