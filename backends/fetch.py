@@ -57,7 +57,7 @@ async def ask(client: httpx.AsyncClient, base: str, question: Question) -> Reply
         ) as response:
             body = await _read(response)
             return Reply(response.status_code, body, response.headers.get("server", ""))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except Exception as error:  # an address that is none fails in many ways, deep down
         raise UnansweredError(
             f"{question.method} {question.path}: {_describe(error)}", refused=_was_refused(error)
         ) from error

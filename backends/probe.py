@@ -93,7 +93,7 @@ class _Poll:
             await self._ask_engine(client, self.engine or target.known_engine)
             if target.engine == "auto":
                 await self._settle_engine(client)
-            if self.engine:
+            if self.engine and not self.unready():
                 await self._ask_details(client)
 
     async def _ask_engine(self, client: httpx.AsyncClient, engine: str) -> None:

@@ -75,6 +75,11 @@ class Stub:
         self._http.server_close()
         self._thread.join()
 
+    def hang(self, asked: Asked) -> Answer:
+        """An answer that comes only when the stub ends."""
+        self._released.wait(30)
+        return Answer()
+
     def reply(self, asked: Asked) -> Answer | None:
         """The answer to send; None closes the connection without one."""
         with self._lock:
@@ -89,8 +94,7 @@ class Stub:
 
     def _reply(self, asked: Asked) -> Answer | None:
         if self.fault == "hang":
-            self._released.wait(30)
-            return None
+            return self.hang(asked)
         if self.fault is not None:
             return FAULTS[self.fault]
         answer = self.answers.get(f"{asked.method} {asked.path}") or self.answers.get(asked.path)
