@@ -93,11 +93,11 @@ def estimate_tokens(text_bytes: int) -> int:
 
 def read_chat(body: bytes, header_cache_key: str | None) -> Asked:
     """``/v1/chat/completions``. Raises: GatewayError."""
-    fields = _read_fields(body)
+    fields = read_fields(body)
     raw = fields.get("messages")
     if raw is None:
         raise GatewayError("invalid_request", "'messages' is missing.", param="messages")
-    messages = _decode(_messages.decode, raw, "messages", "a list of messages")
+    messages = decode_field(_messages.decode, raw, "messages", "a list of messages")
     if not messages:
         raise GatewayError("invalid_request", "'messages' is empty.", param="messages")
     tokens, vision = _weigh_messages(messages)
@@ -110,8 +110,8 @@ def read_chat(body: bytes, header_cache_key: str | None) -> Asked:
 
 def read_completion(body: bytes, header_cache_key: str | None) -> Asked:
     """``/v1/completions``. Raises: GatewayError."""
-    fields = _read_fields(body)
-    tokens = _weigh_input(fields, "prompt")
+    fields = read_fields(body)
+    tokens = weigh_input(fields, "prompt")
     needs = Needs(json=_wants_json(fields))
     return _asked(
         fields, needs, tokens, header_cache_key, lambda: bytes(memoryview(fields["prompt"])[:4096])
@@ -120,8 +120,8 @@ def read_completion(body: bytes, header_cache_key: str | None) -> Asked:
 
 def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
     """``/v1/embeddings``. Never streams. Raises: GatewayError."""
-    fields = _read_fields(body)
-    tokens = _weigh_input(fields, "input")
+    fields = read_fields(body)
+    tokens = weigh_input(fields, "input")
     asked = _asked(fields, Needs(embeddings=True), tokens, header_cache_key, None)
     asked.stream = False
     asked.max_tokens = 0
@@ -131,7 +131,8 @@ def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
 # ---- one field each
 
 
-def _read_fields(body: bytes) -> dict[str, msgspec.Raw]:
+def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """The body's top-level values, each as it came. Raises: GatewayError."""
     try:
         if not body.isascii():
             str(body, "utf-8")
@@ -145,7 +146,8 @@ def _read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     raise GatewayError("invalid_request", message)
 
 
-def _decode(decode: Callable[[Any], _T], raw: msgspec.Raw, param: str, expected: str) -> _T:
+def decode_field(decode: Callable[[Any], _T], raw: msgspec.Raw, param: str, expected: str) -> _T:
+    """One value, decoded. Raises: GatewayError, which names ``param``."""
     try:
         return decode(raw)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -154,12 +156,12 @@ def _decode(decode: Callable[[Any], _T], raw: msgspec.Raw, param: str, expected:
         ) from None
 
 
-def _typed(fields: dict[str, msgspec.Raw], name: str, kind: Any, expected: str) -> Any:
+def typed_field(fields: dict[str, msgspec.Raw], name: str, kind: Any, expected: str) -> Any:
     """The value of ``name``, or None where it is absent or null."""
     raw = fields.get(name)
     if raw is None:
         return None
-    return _decode(lambda r: msgspec.json.decode(r, type=kind | None), raw, name, expected)
+    return decode_field(lambda r: msgspec.json.decode(r, type=kind | None), raw, name, expected)
 
 
 def _asked(
@@ -169,25 +171,31 @@ def _asked(
     header_cache_key: str | None,
     opening: Callable[[], bytes] | None,
 ) -> Asked:
-    stream = _typed(fields, "stream", bool, "true or false") or False
-    options = _typed(fields, "stream_options", _StreamOptions, "an object")
-    cache_key = header_cache_key or _typed(fields, "prompt_cache_key", str, "a text")
-    if not cache_key and opening is not None and prompt_tokens >= AFFINITY_MIN_TOKENS:
-        cache_key = hashlib.blake2b(opening(), digest_size=16).hexdigest()
+    stream = typed_field(fields, "stream", bool, "true or false") or False
+    options = typed_field(fields, "stream_options", _StreamOptions, "an object")
+    named = header_cache_key or typed_field(fields, "prompt_cache_key", str, "a text")
     return Asked(
-        model=_model(fields),
+        model=read_model(fields),
         stream=stream,
         wants_usage=bool(options and options.include_usage),
         needs=needs,
         prompt_tokens=max(1, prompt_tokens),
         max_tokens=_max_tokens(fields),
-        cache_key=cache_key or None,
+        cache_key=named or cache_key_of(opening, prompt_tokens),
         fields=fields,
     )
 
 
-def _model(fields: dict[str, msgspec.Raw]) -> str:
-    model = _typed(fields, "model", str, "a text")
+def cache_key_of(opening: Callable[[], bytes] | None, prompt_tokens: int) -> str | None:
+    """A digest of how the prompt begins, for prompts that are worth it (P3)."""
+    if opening is None or prompt_tokens < AFFINITY_MIN_TOKENS:
+        return None
+    return hashlib.blake2b(opening(), digest_size=16).hexdigest()
+
+
+def read_model(fields: dict[str, msgspec.Raw]) -> str:
+    """The model's name as the client wrote it. Raises: GatewayError."""
+    model = typed_field(fields, "model", str, "a text")
     if not model:
         raise GatewayError("invalid_request", "'model' is missing.", param="model")
     if len(model) > MAX_MODEL_NAME:
@@ -197,15 +205,15 @@ def _model(fields: dict[str, msgspec.Raw]) -> str:
 
 def _max_tokens(fields: dict[str, msgspec.Raw]) -> int | None:
     """The client's limit on all answers together: ``n`` of them may be asked for."""
-    limits = [_count(fields, name, 0) for name in ("max_completion_tokens", "max_tokens")]
-    answers = _count(fields, "n", 1) or 1
+    limits = [read_count(fields, name, 0) for name in ("max_completion_tokens", "max_tokens")]
+    answers = read_count(fields, "n", 1) or 1
     limit = next((limit for limit in limits if limit is not None), None)
     return None if limit is None else min(limit * answers, MOST_TOKENS)
 
 
-def _count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | None:
+def read_count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | None:
     """A whole number, which some clients write as 16.0."""
-    value = _typed(fields, name, int | float, "a whole number")
+    value = typed_field(fields, name, int | float, "a whole number")
     if value is None:
         return None
     if value != int(value):
@@ -216,7 +224,7 @@ def _count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | None:
 
 
 def _has_tools(fields: dict[str, msgspec.Raw]) -> bool:
-    tools = _typed(fields, "tools", list[msgspec.Raw], "a list of tools")
+    tools = typed_field(fields, "tools", list[msgspec.Raw], "a list of tools")
     if not tools:
         return False
     choice = fields.get("tool_choice")
@@ -224,7 +232,7 @@ def _has_tools(fields: dict[str, msgspec.Raw]) -> bool:
 
 
 def _wants_json(fields: dict[str, msgspec.Raw]) -> bool:
-    wanted = _typed(fields, "response_format", _ResponseFormat, "an object with a 'type'")
+    wanted = typed_field(fields, "response_format", _ResponseFormat, "an object with a 'type'")
     return wanted is not None and wanted.type in ("json_object", "json_schema")
 
 
@@ -246,7 +254,9 @@ def _weigh_messages(messages: list[_Message]) -> tuple[int, bool]:
                 )
             text_bytes += len(content)
             continue
-        parts = _decode(_parts.decode, message.content, "messages", "well-formed content parts")
+        parts = decode_field(
+            _parts.decode, message.content, "messages", "well-formed content parts"
+        )
         for part in parts:
             if part.text is not None:
                 text_bytes += len(part.text.encode())
@@ -260,7 +270,7 @@ def _weigh_messages(messages: list[_Message]) -> tuple[int, bool]:
 _TOKEN_LIST = re.compile(rb"\[\s*(?:\[\s*)?-?\d")
 
 
-def _weigh_input(fields: dict[str, msgspec.Raw], name: str) -> int:
+def weigh_input(fields: dict[str, msgspec.Raw], name: str) -> int:
     """Estimated tokens of a prompt or of embedding inputs: a text, texts, or token numbers."""
     raw = fields.get(name)
     if raw is None or bytes(memoryview(raw)[:4]) == b"null":
@@ -269,9 +279,9 @@ def _weigh_input(fields: dict[str, msgspec.Raw], name: str) -> int:
     if view[0] == _QUOTE:
         return estimate_tokens(len(view) - 2)
     if _TOKEN_LIST.match(view):
-        rows = _decode(_number_rows, raw, name, "a text, a list of texts or of token numbers")
+        rows = decode_field(_number_rows, raw, name, "a text, a list of texts or of token numbers")
         return sum(rows)
-    texts = _decode(
+    texts = decode_field(
         lambda r: msgspec.json.decode(r, type=list[str]), raw, name, "a text or a list of texts"
     )
     if not texts:
