@@ -134,6 +134,7 @@ class Client:
         since, now = self._writing_since, asyncio.get_running_loop().time()
         if since is not None and now - since >= STALLED_AFTER:
             self._give_up()
+            self._abort()  # what it has not taken would keep the connection open for ever
         else:
             self._arm_stall_timer()
 
@@ -145,7 +146,8 @@ class Client:
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole response at once."""
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        if status != 204:  # No Content has no length either
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
         await self._start(status, headers)
         self.ended = True
         await self._send({"type": "http.response.body", "body": body})
@@ -207,9 +209,14 @@ class Client:
             connection.close_after_response()
         await self._send({"type": "http.response.body", "body": last})
 
-    def cut(self) -> None:
+    async def cut(self) -> None:
         """Break the connection off, so that half an answer cannot be taken for a whole one."""
         self.ended = True
+        if not self._abort():  # such a server can only be made to end the response
+            await self._send({"type": "http.response.body", "body": b""})
+
+    def _abort(self) -> bool:
         connection = self.scope.get("extensions", {}).get("mindrouter.connection")
         if connection is not None:
             connection.abort()
+        return connection is not None

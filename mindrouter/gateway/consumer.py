@@ -125,22 +125,27 @@ def _allow(method: str, *allowed: str) -> None:
 
 async def _serve(client: Client, operation: Operation, request_id: str) -> None:
     runtime = await running_runtime()
-    key = authenticate(runtime, client)
-    if runtime.stopping:
-        raise GatewayError("shutting_down", "The router is shutting down.", retry_after=5)
-    user = runtime.snapshot.users[key.user_id]
     own_id = client.header(b"x-request-id")
     record = Record(
         request_id=request_id,
         arrived_at=time.time(),
         client_request_id=own_id if own_id and _CLIENT_REQUEST_ID.fullmatch(own_id) else None,
-        user_id=user.user_id,
-        user=user.username,
-        group=user.group_name or "",
         dialect=openai.NAME,
         endpoint=operation.name,
         attempts=[],
     )
+    try:
+        key = authenticate(runtime, client)
+        user = runtime.snapshot.users[key.user_id]
+        record.user_id, record.user = user.user_id, user.username
+        record.group = user.group_name or ""
+        if runtime.stopping:
+            raise GatewayError("shutting_down", "The router is shutting down.", retry_after=5)
+    except GatewayError as error:
+        record.outcome, record.reason, record.status = "refused", error.code, error.status
+        record.message, record.ended_at = error.message, time.time()
+        runtime.spool.close(record)
+        raise
     await Exchange(runtime, client, operation, key, record).run()
 
 
@@ -214,7 +219,7 @@ def _facts(spec: ModelSpec) -> dict[str, Any]:
 
 async def _respond_error(client: Client, error: GatewayError) -> None:
     if client.started:
-        client.cut()
+        await client.cut()
         return
     await client.respond(error.status, error_headers(error), openai.error_body(error))
 

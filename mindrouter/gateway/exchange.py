@@ -45,7 +45,7 @@ class Operation:
 
 
 class Exchange:
-    """Serves one request. ``run`` never raises, except for cancellation by others."""
+    """Serves one request. ``run`` never raises."""
 
     __slots__ = (
         "asked",
@@ -86,10 +86,11 @@ class Exchange:
         except ClientLeftError:
             self._client_left()
         except asyncio.CancelledError:
-            if not self.client.left:
+            # Not raised again: nothing may leave once headers are out, and nobody waits for it.
+            if self.client.left:
+                self._client_left()
+            else:
                 await self._answer_with(_shutting_down())
-                raise
-            self._client_left()
         except Exception:
             logger.exception("Request %s failed in the router itself", self.record.request_id)
             await self._answer_with(GatewayError("internal_error", "The router failed."))
@@ -149,14 +150,20 @@ class Exchange:
             assert lease is not None  # noqa: S101  an attempt leaves the lease in place
             tried.add(lease.backend_id)
             self._mark(lease.backend_id, failure)
-            others = set(lease.decision.candidate_backends) - tried
-            worth_it = failure.retry or (failure.verdict == "busy" and bool(others))
-            if not worth_it or len(self.record.attempts) >= self._max_attempts():
+            if not self._is_worth_another(failure, claim.ticket.job.model_name, tried):
                 raise failure.error
             claim.retry(frozenset(tried))
 
-    def _max_attempts(self) -> int:
-        return self.runtime.snapshot.tunables.backend_max_attempts
+    def _is_worth_another(self, failure: Failure, model_name: str, tried: set[int]) -> bool:
+        snapshot = self.runtime.snapshot
+        if len(self.record.attempts) >= snapshot.tunables.backend_max_attempts:
+            return False
+        if failure.retry != "elsewhere":
+            return failure.retry == "anywhere"
+        return any(
+            model_name in b.models and b.enabled and not b.draining and b.backend_id not in tried
+            for b in snapshot.backends
+        )
 
     async def _wait(self, claim: Claim, asked: Asked) -> None:
         """Wait for a slot. A stream that waits long gets its head and comments meanwhile.
@@ -183,7 +190,7 @@ class Exchange:
         endpoint = self.runtime.snapshot.endpoints.get(lease.backend_id)
         if endpoint is None:  # deleted since the lease was given
             error = GatewayError("no_backend_available", "The backend was removed.", retry_after=1)
-            return Failure(error, "none", retry=True)
+            return Failure(error, "none", "anywhere")
         attempt = Attempt(backend=endpoint.name, started_at=self.timeline.wall(time.monotonic()))
         self.record.attempts.append(attempt)
         self.relay = None  # an earlier attempt's
@@ -191,6 +198,12 @@ class Exchange:
             failure = await self._exchange(claim, asked, endpoint, attempt)
         except UpstreamError as error:
             failure = failures.from_exception(error, endpoint)
+        except CutShortError as error:
+            attempt.reason = error.code
+            raise
+        except asyncio.CancelledError:
+            attempt.reason = "client_disconnected" if self.client.left else "shutting_down"
+            raise
         finally:
             attempt.ended_at = self.timeline.wall(time.monotonic())
         if failure is not None:
@@ -257,6 +270,7 @@ class Exchange:
         claim.settle(usage)
         record = self.record
         record.outcome, record.status = "completed", 200
+        record.attempts[-1].ended_at = self.timeline.wall(time.monotonic())
         recording.describe_usage(record, usage)
         self._describe(claim)
         self.close_record()
@@ -298,8 +312,8 @@ class Exchange:
         record.reason, record.message = error.code, error.message
         record.status = 200 if self.client.started else error.status
         self.close_record()
-        if isinstance(error, CutShortError) and not error.in_stream:
-            self.client.cut()
+        if self.client.started and isinstance(self.relay, BodyRelay):
+            await self.client.cut()  # nothing can be added to half a JSON document
         elif self.client.started:
             await self.client.end_and_close(openai.error_event(error))
         else:
@@ -307,24 +321,36 @@ class Exchange:
 
     async def respond_error(self, error: GatewayError) -> None:
         """An error as a response of its own."""
-        headers = [*error_headers(error), *self._headers(None)]
+        headers = [*error_headers(error), *self._headers_of_record()]
         body = openai.error_body(error)
         if self.client.unread:
             await self.client.respond_unread(error.status, headers, body)
         else:
             await self.client.respond(error.status, headers, body)
 
-    def _headers(self, claim: Claim | None) -> Headers:
+    def _headers(self, claim: Claim) -> Headers:
         """Where it went, how long it waited and why it went there, as far as is known."""
-        lease = claim.lease if claim is not None else None
-        if claim is None or lease is None:
+        lease = claim.lease
+        if lease is None:
             return []
-        waited = max(0.0, lease.dispatched_at - claim.ticket.enqueued_at)
-        return [
-            (b"x-mindrouter-backend", lease.backend_name.encode("latin-1", "replace")),
-            (b"x-mindrouter-queue-ms", b"%d" % round(waited * 1000)),
-            (b"x-mindrouter-reason", lease.decision.reason.encode()),
-        ]
+        waited = lease.dispatched_at - claim.ticket.enqueued_at
+        return _placement_headers(lease.backend_name, waited, lease.decision.reason)
+
+    def _headers_of_record(self) -> Headers:
+        """The same for an answer that is an error, when the lease is gone."""
+        record = self.record
+        if record.dispatched_at is None or record.queued_at is None:
+            return []
+        waited = record.dispatched_at - record.queued_at
+        return _placement_headers(record.selected_backend, waited, record.selection_reason)
+
+
+def _placement_headers(backend: str, waited: float, reason: str) -> Headers:
+    return [
+        (b"x-mindrouter-backend", backend.encode("latin-1", "replace")),
+        (b"x-mindrouter-queue-ms", b"%d" % round(max(0.0, waited) * 1000)),
+        (b"x-mindrouter-reason", reason.encode()),
+    ]
 
 
 def error_headers(error: GatewayError) -> Headers:

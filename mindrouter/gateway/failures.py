@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
 import re
+import ssl
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +22,10 @@ from mindrouter.gateway.errors import GatewayError
 from scheduler.snapshot import Endpoint
 
 Verdict = Literal["failed", "busy", "none"]
-#: A refusal is read no further than this.
-MAX_ERROR_BYTES = 64 * 1024
+Retry = Literal["no", "elsewhere", "anywhere"]
+#: A refusal is read no further than this, and no longer.
+MAX_ERROR_BYTES = 1 << 20
+REFUSAL_SECONDS = 5.0
 #: A backend that wants to be left alone for longer is not waited for.
 PATIENCE_SECONDS = 2.0
 BUSY_SECONDS = 1.0
@@ -32,44 +38,54 @@ _CONTEXT_WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that gave the client nothing.
+    """An attempt that gave the client nothing, and what the client gets if there is no other.
 
-    ``verdict``: whether the backend is marked failed, busy, or not at all. ``retry``: whether
-    another attempt may help. ``final``: what the client gets if there is none.
+    ``verdict``: whether the backend is marked failed, busy, or not at all. ``retry``: where
+    another attempt may help.
     """
 
     error: GatewayError
     verdict: Verdict
-    retry: bool
+    retry: Retry
     status: int | None = None
     busy_seconds: float = BUSY_SECONDS
 
 
 def from_exception(error: UpstreamError, endpoint: Endpoint) -> Failure:
     """No usable answer came: not connected, silent, broken off, or not HTTP."""
-    message = f"Backend {endpoint.name}: {_without_address(str(error), endpoint.origin)}"
+    text = _why_not_connected(error) if isinstance(error, ConnectFailed) else str(error)
+    message = f"Backend {endpoint.name}: {_without_address(text, endpoint.origin)}"
     gateway_error = GatewayError(error.reason, message)
     if isinstance(error, ConnectFailed) and error.local:
-        return Failure(gateway_error, "none", retry=True)  # our own shortage, not its fault
+        return Failure(gateway_error, "none", "anywhere")  # our own shortage, not its fault
     if isinstance(error, FirstByteTimeout):
-        return Failure(gateway_error, "none", retry=False)  # it had all the time it is allowed
-    return Failure(gateway_error, "failed", retry=True)
+        return Failure(gateway_error, "none", "no")  # it had all the time it is allowed
+    return Failure(gateway_error, "failed", "anywhere")
+
+
+def _why_not_connected(error: ConnectFailed) -> str:
+    """The system's texts name the address that a host's name stands for."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError):
+        return f"no secure connection ({cause.reason})"
+    if isinstance(cause, OSError) and (cause.errno or 0) > 0:
+        return os.strerror(cause.errno or 0)
+    return str(error).partition(": ")[2]
 
 
 def not_an_answer(endpoint: Endpoint, what: str) -> Failure:
     """A success that is no completion, such as a web page."""
     error = GatewayError("upstream_invalid", f"Backend {endpoint.name} {what}.")
-    return Failure(error, "none", retry=True)
+    return Failure(error, "none", "elsewhere")
 
 
 async def from_response(response: Response, endpoint: Endpoint) -> Failure:
-    """The backend answered with an error status. Reads its body. Raises: UpstreamError."""
-    body = await response.read_all(MAX_ERROR_BYTES)
+    """The backend answered with an error status. Reads its body."""
     status = response.status
     if 300 <= status < 400:
         error = GatewayError("upstream_invalid", f"Backend {endpoint.name} answered a redirect.")
-        return Failure(error, "none", retry=True, status=status)
-    told = _read_error(body)
+        return Failure(error, "none", "elsewhere", status)
+    told = _read_error(await _read_refusal(response))
     message = _without_address(told.message, endpoint.origin) or f"status {status}"
     if status in (429, 503):
         return _busy(status, message, response.header(b"retry-after"), told.param)
@@ -78,50 +94,62 @@ async def from_response(response: Response, endpoint: Endpoint) -> Failure:
     if status in (401, 403):
         # It is the router's key that was refused, not the client's.
         error = GatewayError("upstream_error", f"Backend {endpoint.name} refused its key.")
-        return Failure(error, "none", retry=True, status=status)
+        return Failure(error, "none", "elsewhere", status)
     code = _client_error_code(status, told)
     return Failure(
-        GatewayError(code, message, param=told.param, status=status), "none", False, status
+        GatewayError(code, message, param=told.param, status=status), "none", "no", status
     )
+
+
+async def _read_refusal(response: Response) -> bytes:
+    """The text of a refusal as far as it is worth reading. Its status counts even if the rest
+    breaks off: engines send a caller's whole prompt back, and that must not mark them failed."""
+    parts, size = [], 0
+    with contextlib.suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(REFUSAL_SECONDS):
+            while size < MAX_ERROR_BYTES and (part := await response.read()):
+                parts.append(part)
+                size += len(part)
+    return b"".join(parts)
 
 
 def from_event(error: Any, endpoint: Endpoint) -> Failure:
     """A stream whose first event was an error."""
     details = error if isinstance(error, dict) else {"message": error}
-    message = _without_address(str(details.get("message") or error), endpoint.origin)
+    message = _without_address(str(details.get("message") or error)[:2000], endpoint.origin)
     status = details.get("code") or details.get("status") or details.get("status_code")
     if not isinstance(status, int) or not 400 <= status <= 599:
         status = 502
     if status in (429, 503):
         return _busy(status, message, None, None)
     if status >= 500 or status in (401, 403):
-        return Failure(GatewayError("upstream_error", message), "none", retry=True, status=status)
+        return Failure(GatewayError("upstream_error", message), "none", "elsewhere", status)
     told = _Told(message, None, f"{details.get('type')} {message}", True)
     code = _client_error_code(status, told)
-    return Failure(GatewayError(code, message, status=status), "none", False, status)
+    return Failure(GatewayError(code, message, status=status), "none", "no", status)
 
 
-def _busy(status: int, message: str, retry_after: str | bytes | None, param: str | None) -> Failure:
+def _busy(status: int, message: str, retry_after: bytes | None, param: str | None) -> Failure:
     """Full or overloaded, not ill: somebody else may do it, or it itself in a moment."""
-    text = (retry_after or b"").decode() if isinstance(retry_after, bytes) else retry_after or ""
-    seconds = int(text) if text.strip().isdigit() else None
+    text = (retry_after or b"").strip()
+    seconds = int(text) if text.isdigit() and len(text) < 7 else None
     code = "rate_limit_exceeded" if status == 429 else "no_backend_available"
     told = min(seconds, 60) if seconds else 1
     error = GatewayError(code, message, param=param, status=status, retry_after=told)
     patient = seconds is None or seconds <= PATIENCE_SECONDS
-    return Failure(error, "busy", patient, status, busy_seconds=float(told))
+    retry: Retry = "anywhere" if patient else "elsewhere"
+    return Failure(error, "busy", retry, status, busy_seconds=float(told))
 
 
 def _server_error(status: int, message: str, endpoint: Endpoint, *, is_json: bool) -> Failure:
     """5xx. Some engines use it for the caller's mistakes; that marks nothing."""
     if status == 501:
-        return Failure(GatewayError("capability_missing", message), "none", False, status)
+        return Failure(GatewayError("capability_missing", message), "none", "no", status)
     if endpoint.engine == "llamacpp" and is_json:
         # llama.cpp says 500 for what the request asked of it; when it is ill it does not answer.
-        error = GatewayError("upstream_error", message)
-        return Failure(error, "none", retry=False, status=status)
+        return Failure(GatewayError("upstream_error", message), "none", "no", status)
     verdict: Verdict = "failed" if status in (500, 502) else "none"
-    return Failure(GatewayError("upstream_error", message), verdict, retry=True, status=status)
+    return Failure(GatewayError("upstream_error", message), verdict, "elsewhere", status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +191,5 @@ def _client_error_code(status: int, told: _Told) -> str:
 
 def _without_address(message: str, origin: Origin) -> str:
     """The message without the backend's address, which is nobody's business."""
-    for address in (f"{origin.host}:{origin.port}", origin.host):
-        message = message.replace(address, "backend")
-    return message
+    address = rf"(?<![\w.-]){re.escape(origin.host)}(:{origin.port}\b)?(?![\w-])"
+    return re.sub(address, "backend", message, flags=re.IGNORECASE)

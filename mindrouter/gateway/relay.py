@@ -44,14 +44,7 @@ _DATA_LINE = re.compile(rb"^data:", re.MULTILINE)
 
 
 class CutShortError(GatewayError):
-    """The answer broke off after its first bytes had gone to the client.
-
-    ``in_stream``: an error event can say so; otherwise only a broken connection can.
-    """
-
-    def __init__(self, code: str, message: str, *, in_stream: bool) -> None:
-        super().__init__(code, message)
-        self.in_stream = in_stream
+    """The answer broke off after its first bytes had gone to the client."""
 
 
 class StreamRelay:
@@ -113,7 +106,7 @@ class StreamRelay:
     async def _cut_short(self, code: str, message: str) -> CutShortError:
         if self._events.torn:  # half an event: the one that tells of the error needs its own
             await self._exchange.client.write(b"\n\n")
-        return CutShortError(code, message, in_stream=True)
+        return CutShortError(code, message)
 
     async def _first_events(self, response: Response) -> bytes | Failure:
         """Read on to the first event that says anything; comments before it are held with it."""
@@ -249,7 +242,7 @@ class BodyRelay:
                 data = await response.read()
         except UpstreamError as error:
             message = failures.from_exception(error, self._endpoint).error.message
-            raise CutShortError(error.reason, message, in_stream=False) from error
+            raise CutShortError(error.reason, message) from error
         usage = usage_within(tail) or usage_within(start)
         self._exchange.complete(self._claim, usage or self._estimate(b""))
         await client.end()
