@@ -192,7 +192,8 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
 
     @admin.display(description="arrived")
     def arrived(self, decision: Decision) -> str:
-        return _cell(timezone.localtime(decision.arrived_at).strftime("%Y-%m-%d %H:%M:%S"))
+        moment = timezone.localtime(decision.arrived_at)
+        return _cell(f"{moment:%H:%M:%S}") + _cell(f"{moment:%Y-%m-%d}", quiet=True)
 
     @admin.display(description="user, group")
     def who(self, decision: Decision) -> str:
@@ -208,7 +209,7 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
         badge = format_html(
             '<span class="mr-outcome mr-{}">{}</span>', decision.outcome, decision.outcome
         )
-        return badge + (_cell(decision.reason, quiet=True) if decision.reason else "")
+        return badge + _cell(decision.reason, quiet=True)
 
     @admin.display(description="waited")
     def waited(self, decision: Decision) -> str:
@@ -232,6 +233,8 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
 
 def _cell(text: str, *, quiet: bool = False) -> SafeString:
     """One line, cut where it is too long; the whole text shows on hovering."""
+    if not text:
+        return SafeString()
     style = "mr-cell mr-small" if quiet else "mr-cell"
     return format_html('<span class="{}" title="{}">{}</span>', style, text, text)
 
@@ -248,9 +251,22 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
     return None if start is None or end is None else (end - start).total_seconds()
 
 
+def _fields_of(first: str, until: str | None) -> list[str]:
+    """The settings from ``first`` on, in the model's order, so that a new one is never left out."""
+    names = [one.name for one in SiteSettings._meta.fields if one.editable and one.name != "id"]
+    return names[names.index(first) : None if until is None else names.index(until) + 1]
+
+
 @admin.register(SiteSettings)
 class SiteSettingsAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
     """One row. An empty field shows the value that applies without it, and where that is from."""
+
+    fieldsets = (
+        ("Shares", {"fields": _fields_of("share_mode", until="wait_bonus_rate")}),
+        ("Bounds of the queue", {"fields": _fields_of("max_wait", until="max_queued_per_user")}),
+        ("Points", {"fields": _fields_of("score_model_loaded", until="score_cache_affinity")}),
+        ("Backends and gateway", {"fields": _fields_of("backend_fail_window", until=None)}),
+    )
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -274,6 +290,8 @@ class SiteSettingsAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
         if field is not None:
             variable = setting_name(db_field.name)
             value = getattr(settings, variable)
-            shown = "no limit" if value is None else value
-            field.help_text = f"{field.help_text} Empty: {shown} ({variable}).".strip()
+            if value is not None:
+                field.help_text = f"{field.help_text} Empty: {value} ({variable}).".strip()
+            elif "Empty:" not in str(field.help_text):
+                field.help_text = f"{field.help_text} Empty: no limit ({variable})."
         return field

@@ -118,7 +118,7 @@ def duration(seconds: float | None) -> str:
     if seconds < 99.95:
         return f"{seconds:.1f}{NO_BREAK}s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}{NO_BREAK}min {rest}{NO_BREAK}s"
+    return f"{minutes}{NO_BREAK}min" + (f" {rest}{NO_BREAK}s" if rest else "")
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -65,6 +65,7 @@ def plain(text: str) -> str:
         (12.41, "12.4 s"),
         (99.96, "1 min 40 s"),
         (125, "2 min 5 s"),
+        (300, "5 min"),
     ],
 )
 def test_durations_carry_their_unit(seconds, text):
