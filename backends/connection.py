@@ -94,7 +94,6 @@ class Connection(asyncio.Protocol):
         "closed",
         "idle_seconds",
         "key",
-        "made",
     )
 
     def __init__(
@@ -107,7 +106,6 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.key = key
         self.idle_seconds = idle_seconds
-        self.made = False  # the transport exists, so `on_lost` will be called
         self.closed = False
         self._loop = loop
         self._on_idle = on_idle
@@ -196,9 +194,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        self.made = True
         if self.closed:
-            self._transport.abort()
+            self._close()
             return
         sock: socket.socket = transport.get_extra_info("socket")
         self._poll = select.poll()
@@ -243,12 +240,9 @@ class Connection(asyncio.Protocol):
             self._fail(self._loss(None))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        transport, self._transport = self._transport, None
-        if transport is not None and self._outgoing is not None and self._response is not None:
-            self._salvage(transport)
-        self._poll = None
+        if self._outgoing is not None and self._response is not None:
+            self._salvage()
         self._fail(self._loss(exc))
-        self._parser = None  # it refers back to this object
         self._on_lost(self)
 
     def pause_writing(self) -> None:
@@ -356,14 +350,16 @@ class Connection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Drop the connection without waiting for what is unsent."""
-        if not self.closed:
-            self.closed = True
-            self._outgoing = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            if self._transport is not None:
-                self._transport.abort()
+        self.closed = True
+        self._outgoing = None
+        self._poll = None
+        self._parser = None  # it refers back to this object, as does the transport
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
     def _loss(self, exc: Exception | None) -> UpstreamError:
         text = f"the server closed the connection ({exc})" if exc else "the server closed early"
@@ -372,13 +368,14 @@ class Connection(asyncio.Protocol):
             return StaleConnection(text)
         return EndedEarly(text)
 
-    def _salvage(self, transport: asyncio.Transport) -> None:
+    def _salvage(self) -> None:
         """Read what the lost socket still holds.
 
         A server that refuses a large body answers and closes while we write. Writing then fails,
         often before the loop has read the answer, which is worth more than the failure.
         """
-        if transport.get_extra_info("sslcontext") is None:
+        transport = self._transport
+        if transport is not None and transport.get_extra_info("sslcontext") is None:
             with contextlib.suppress(OSError):
                 data = os.read(transport.get_extra_info("socket").fileno(), 1 << 18)
                 if data:

@@ -259,8 +259,7 @@ class Upstream:
 
     def _give_up(self, connection: Connection) -> None:
         connection.abort()
-        if not connection.made:
-            self._lost(connection)
+        self._lost(connection)  # the protocol may have been made and yet not be told of the end
 
     def _keep(self, connection: Connection) -> None:
         idle = self._idle.setdefault(connection.key, [])

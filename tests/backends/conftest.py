@@ -22,8 +22,8 @@ def pytest_asyncio_loop_factories(
 class Client:
     """A pool, with generous limits where a test does not name any."""
 
-    def __init__(self) -> None:
-        self.pool = Upstream()
+    def __init__(self, pool: Upstream | None = None) -> None:
+        self.pool = pool or Upstream()
 
     async def send(
         self,
