@@ -65,9 +65,9 @@ def lock_data_folder(directory: Path) -> int:
     return handle
 
 
-def serve(host: str, port: int) -> None:
-    """Run the gateway and the pages until a signal."""
-    config = uvicorn.Config(
+def configuration(host: str, port: int) -> uvicorn.Config:
+    """How the gateway is served."""
+    return uvicorn.Config(
         "mindrouter.asgi:application",
         host=host,
         port=port,
@@ -82,4 +82,8 @@ def serve(host: str, port: int) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
-    GatewayServer(config).run()
+
+
+def serve(host: str, port: int) -> None:
+    """Run the gateway and the pages until a signal."""
+    GatewayServer(configuration(host, port)).run()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import django
+import pytest
+import uvloop
 
 # Before Django reads its settings: nothing of a test may touch a real data folder.
 # (They are named and read here: pytest-django reads those named in pyproject.toml before this.)
@@ -15,3 +21,45 @@ for _name in ("DATABASE_URL", "REDIS_URL"):
     if _name in os.environ and "MINDROUTER_TEST_KEEP_URLS" not in os.environ:
         del os.environ[_name]
 django.setup()
+
+if TYPE_CHECKING:
+    from tests.running import RunningRouter
+    from tests.stubs.openai_stub import OpenAIStub
+
+_SERVED = {"gateway", "faults", "e2e"}
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """What serves requests is tested on the loop that it runs on."""
+    if _SERVED & set(item.path.parts):
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture
+async def router(
+    transactional_db: None, settings: Any, tmp_path: Path
+) -> AsyncIterator[RunningRouter]:
+    """The real router, in the test's own event loop, with a database and spool of its own."""
+    from tests.running import running_router
+
+    settings.SPOOL_DIR = tmp_path / "spool"
+    async with running_router(settings.SPOOL_DIR) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[OpenAIStub]:
+    """A fake LLM server with the model "m"."""
+    from tests.stubs.openai_stub import OpenAIStub
+
+    async with await OpenAIStub.start() as server:
+        yield server
+
+
+@pytest.fixture
+async def backend(router: RunningRouter, stub: OpenAIStub) -> int:
+    """The stub, registered with the router under the name "a", with 4 slots."""
+    return await router.backend(stub, "a")

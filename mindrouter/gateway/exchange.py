@@ -110,7 +110,7 @@ class Exchange:
         job = self._job(asked)
         self.client.watch()
         with self.runtime.submit(job) as claim:
-            self.record.queued_at = self.timeline.wall(time.monotonic())
+            self.record.queued_at = self.timeline.wall(claim.ticket.enqueued_at)
             try:
                 await self._attempt_until_served(claim, asked)
             finally:

@@ -40,6 +40,7 @@ PROGRESS_TOKENS = 32
 #: How long a backend may take to end its answer once it has said that it is done.
 END_SECONDS = 1.0
 
+_NULL = msgspec.Raw(b"null")
 _DATA_LINE = re.compile(rb"^data:", re.MULTILINE)
 
 
@@ -172,9 +173,9 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    usage: msgspec.Raw = msgspec.Raw(b"null")
-    choices: msgspec.Raw | None = None
-    data: msgspec.Raw | None = None
+    usage: msgspec.Raw = _NULL
+    choices: msgspec.Raw = _NULL
+    data: msgspec.Raw = _NULL
     error: Any = None
 
 
@@ -219,7 +220,7 @@ class BodyRelay:
             answer = _decode_answer(body)
         except (msgspec.MsgspecError, RecursionError):
             return failures.not_an_answer(self._endpoint, "sent an answer that is not valid JSON")
-        if answer.error is not None and answer.choices is None and answer.data is None:
+        if answer.error is not None and answer.choices == answer.data == _NULL:
             return failures.from_event(answer.error, self._endpoint)
         usage = read_usage(answer.usage) or self._estimate(body)
         self._exchange.record.first_token_at = self._exchange.record.first_byte_at

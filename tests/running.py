@@ -1,0 +1,269 @@
+"""The router itself, serving real connections in a test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+from uvicorn.server import ServerState
+
+from mindrouter.gateway.protocol import GatewayProtocol
+from mindrouter.server import configuration
+from scheduler.loading import load
+from scheduler.models import Decision
+from scheduler.runtime import Runtime, _load_changes
+from tests.factories import make_api_key, make_backend, make_group, make_user
+from tests.stubs.openai_stub import OpenAIStub
+
+T = TypeVar("T")
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+class RunningRouter:
+    """A router with an empty database: tests make backends and users, then send requests.
+
+    `client` is an httpx client of the user "ada"; `key` is her key.
+    """
+
+    def __init__(self, runtime: Runtime, spool: Path) -> None:
+        self.runtime = runtime
+        self.key = ""
+        self.port = 0
+        self.client: httpx.AsyncClient
+        self._spool = spool
+        self._state = ServerState()
+        self._server: asyncio.Server
+
+    @classmethod
+    async def start(cls, spool: Path) -> Self:
+        router = cls(await Runtime.start(), spool)
+        config = configuration("127.0.0.1", 0)
+        config.load()
+        loop = asyncio.get_running_loop()
+        router._server = await loop.create_server(
+            lambda: GatewayProtocol(config, router._state, {}), "127.0.0.1", 0, backlog=4096
+        )
+        router.port = router._server.sockets[0].getsockname()[1]
+        router.key = await router.user("ada")
+        router.client = router.client_of(router.key)
+        return router
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self._state.tasks)
+        await self.runtime.stop()
+
+    # ---- configuration
+
+    async def ask(self, question: Callable[..., T], *args: Any, **fields: Any) -> T:
+        """Call a function in the one thread that has the database."""
+        return await self.runtime._ask_database(lambda: question(*args, **fields))
+
+    async def change(self, change: Callable[..., T], *args: Any, **fields: Any) -> T:
+        """The same, and have what changed in force on return."""
+        result = await self.ask(change, *args, **fields)
+        await self.reload()
+        return result
+
+    async def reload(self) -> None:
+        snapshot, _ = await self.ask(_load_changes, -1)
+        assert snapshot is not None
+        now = time.monotonic()
+        self.runtime._adopt(snapshot, now)
+        self.runtime._pump(now)
+
+    async def user(self, username: str, *, weight: Any = 1, **limits: Any) -> str:
+        """A user alone in a group of that name and weight; returns a key."""
+
+        def make() -> str:
+            group = make_group(username, scheduler_weight=weight, **limits)
+            return make_api_key(make_user(username, group=group))
+
+        return await self.change(make)
+
+    async def backend(
+        self, stub: OpenAIStub | str, name: str = "", *, models: tuple[str, ...] = (), **fields: Any
+    ) -> int:
+        """Register a stub, or whatever is at a URL, with 4 slots; returns its number."""
+        if isinstance(stub, OpenAIStub):
+            models, stub = models or stub.models, stub.url
+        fields = {"engine": "vllm", "max_concurrent": 4, "max_queue": 16} | fields
+        row = await self.change(
+            make_backend, name, models=models or ("m",), base_url=stub, **fields
+        )
+        return row.pk
+
+    # ---- requests
+
+    def client_of(self, key: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=20,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def chat(self, *, key: str = "", **fields: Any) -> httpx.Response:
+        """An ordinary request; a stream is read to its end."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return await self.client.post("/v1/chat/completions", json=body(**fields), headers=headers)
+
+    async def raw(self) -> RawClient:
+        return RawClient(*await asyncio.open_connection("127.0.0.1", self.port), self.key)
+
+    # ---- what is known afterwards
+
+    async def idle(self, within: float = 2.0) -> None:
+        """Wait until no request is being served."""
+        async with asyncio.timeout(within):
+            while self.runtime.serving:
+                await asyncio.wait(set(self.runtime.serving))
+
+    async def until_waiting(self, count: int, within: float = 2.0) -> None:
+        await until(lambda: self.waiting == count, within)
+
+    @property
+    def waiting(self) -> int:
+        return self.runtime.scheduler.stats(time.monotonic()).queue_total
+
+    @property
+    def in_flight(self) -> int:
+        return sum(b.in_flight for b in self.runtime.scheduler.backend_states(time.monotonic()))
+
+    def state_of(self, backend_id: int) -> str:
+        states = self.runtime.scheduler.backend_states(time.monotonic())
+        return next(b.state for b in states if b.backend_id == backend_id)
+
+    async def records(self) -> list[Decision]:
+        """Every record so far, in the order of arrival."""
+        await self.idle()
+        return await self.ask(self._load_records)
+
+    async def record(self) -> Decision:
+        """The one record there is."""
+        records = await self.records()
+        assert len(records) == 1, records
+        return records[0]
+
+    def _load_records(self) -> list[Decision]:
+        load(self._spool)
+        return list(Decision.objects.order_by("arrived_at", "id"))
+
+
+async def until(condition: Callable[[], bool], within: float = 2.0) -> None:
+    """Wait for something that tells nobody when it happens."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """An ordinary chat request."""
+    return {"model": "m", "messages": HELLO} | fields
+
+
+def events(text: str) -> list[Any]:
+    """The documents of a stream's events, without [DONE]."""
+    data = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in data if line != "[DONE]"]
+
+
+def said(text: str) -> str:
+    """The words of a chat stream."""
+    choices = [event["choices"] for event in events(text) if "choices" in event]
+    return "".join(c[0]["delta"].get("content") or "" for c in choices if c)
+
+
+class RawClient:
+    """A client that may misbehave in ways that no HTTP library would."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.key = key
+
+    def post(
+        self, document: Any = None, *, path: str = "/v1/chat/completions", **fields: Any
+    ) -> None:
+        """Write a whole request."""
+        data = json.dumps(body(**fields) if document is None else document).encode()
+        self.send(f"POST {path}", {"Content-Length": str(len(data))}, data)
+
+    def send(self, line: str, headers: dict[str, str] | None = None, data: bytes = b"") -> None:
+        fields = {"Host": "x", "Authorization": f"Bearer {self.key}"} | (headers or {})
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self.writer.write(f"{line} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data)
+
+    async def until(self, text: bytes, within: float = 5.0) -> bytes:
+        """Everything up to and with `text`."""
+        async with asyncio.timeout(within):
+            return await self.reader.readuntil(text)
+
+    async def response(self, within: float = 5.0) -> tuple[int, dict[str, str], bytes]:
+        """A response that has a length."""
+        head = (await self.until(b"\r\n\r\n", within)).decode("latin-1")
+        first, *lines = head.strip().split("\r\n")
+        headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
+        async with asyncio.timeout(within):
+            data = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(first.split(" ")[1]), headers, data
+
+    async def to_end(self, within: float = 5.0) -> bytes:
+        """Everything until the connection ends, in whatever way."""
+        received = bytearray()
+        async with asyncio.timeout(within):
+            while True:
+                try:
+                    data = await self.reader.read(65536)
+                except ConnectionError:
+                    return bytes(received)
+                if not data:
+                    return bytes(received)
+                received += data
+
+    def close(self) -> None:
+        """FIN."""
+        self.writer.close()
+
+    def reset(self) -> None:
+        """RST."""
+        sock = self.writer.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.transport.abort()
+
+
+@asynccontextmanager
+async def running_router(spool: Path) -> AsyncIterator[RunningRouter]:
+    """A router; after the test nothing of it may be left running, held or waiting."""
+    router = await RunningRouter.start(spool)
+    try:
+        yield router
+        await router.idle(within=5.0)
+        assert (router.in_flight, router.waiting) == (0, 0), "slots or jobs are left over"
+        assert not router.runtime.spool._open, "records were never closed"
+    finally:
+        await router.close()
