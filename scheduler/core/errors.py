@@ -19,9 +19,9 @@ class SchedulerError(Exception):
         self.retry_after = retry_after
 
 
-class Rejected(SchedulerError):
+class Rejected(SchedulerError):  # noqa: N818  a state of the job, as in the glossary
     """The job was never queued."""
 
 
-class Evicted(SchedulerError):
+class Evicted(SchedulerError):  # noqa: N818  likewise
     """The job was queued and has been dropped without being served."""

@@ -11,6 +11,8 @@ class Tunables:
     """Tokens, seconds and points; the rule that uses each is named beside it."""
 
     share_mode: Literal["user", "group"] = "user"  # R14
+    #: R15: each end user of a trusted key weighs as much as its owner, or all of them together
+    end_user_share: Literal["member", "split"] = "member"
     quantum: float = 1000.0  # R2, tokens per unit of weight
     cost_input_token: float = 1.0  # R1
     cost_output_token: float = 1.0  # R1

@@ -1,0 +1,300 @@
+"""The backends as the router knows them: slots in use, health, and what polls have said (P1, P5).
+
+Each backend has one bit. ``alive`` and ``free`` are sets of backends as integers, so that "is
+there a slot for this class" is one AND. A backend's bits are recomputed when something about it
+changes, and when a window it stands in ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from scheduler.core.jobs import BackendSpec, ModelSpec, Telemetry
+from scheduler.core.queue import JobClass
+from scheduler.core.tickets import Lease
+
+NEVER = float("inf")
+LONG_AGO = float("-inf")
+
+#: In-flight counts are remembered at this spacing, and for so many steps.
+HISTORY_STEP_SECONDS = 0.02
+HISTORY_STEPS = 4096
+#: A poll's figures may be this much older than its time stamp.
+OBSERVATION_SLACK_SECONDS = 0.5
+#: What a new measurement adds to a moving average.
+FRESH_SHARE = 0.2
+#: Output tokens per second and request, where nothing has been measured (R4).
+TOKEN_RATE_UNKNOWN = 30.0
+
+
+class Measures:
+    """Moving averages of one model on one backend. None: never measured."""
+
+    __slots__ = ("latency_seconds", "tokens_per_second")
+
+    def __init__(self) -> None:
+        self.latency_seconds: float | None = None  # dispatch to first byte
+        self.tokens_per_second: float | None = None  # of one request
+
+    def note_latency(self, seconds: float) -> None:
+        self.latency_seconds = averaged(self.latency_seconds, seconds)
+
+    def note_rate(self, tokens_per_second: float) -> None:
+        self.tokens_per_second = averaged(self.tokens_per_second, tokens_per_second)
+
+
+def averaged(known: float | None, new: float) -> float:
+    return new if known is None else known + FRESH_SHARE * (new - known)
+
+
+class BackendState:
+    """One backend: its configuration, our use of it, and the advice of its last poll."""
+
+    __slots__ = (
+        "bit",
+        "busy_until",
+        "configured",
+        "failed_at",
+        "failed_until",
+        "foreign",
+        "fresh",
+        "history",
+        "in_flight",
+        "limit",
+        "measures",
+        "picked",
+        "plain",
+        "probe",
+        "spec",
+        "suspect",
+        "telemetry",
+    )
+
+    def __init__(self, spec: BackendSpec, bit: int) -> None:
+        self.spec = spec
+        self.bit = bit
+        self.configured = True
+        self.in_flight = 0
+        self.limit = spec.max_concurrent  # less what others use of it
+        self.plain = False  # alive, and only ``limit`` says whether a slot is free
+        self.failed_at = LONG_AGO
+        self.failed_until = LONG_AGO
+        self.suspect = False  # has failed, and nothing has succeeded since
+        self.probe: Lease | None = None  # the one request that a suspect backend is tried with
+        self.busy_until = LONG_AGO
+        self.telemetry: Telemetry | None = None
+        self.fresh = False  # the telemetry is young enough to be heeded
+        self.foreign = 0  # requests of others, at the last poll
+        self.history: deque[list[float]] = deque(maxlen=HISTORY_STEPS)  # [time, in flight]
+        self.measures: dict[str, Measures] = {}  # {model name: …}
+        self.picked = 0  # when it was chosen last, as a serial number
+
+    # ---- what polls say
+
+    def fresh_telemetry(self) -> Telemetry | None:
+        return self.telemetry if self.fresh else None
+
+    def load(self) -> int:
+        """Requests it is serving, for us and for others."""
+        return self.in_flight + (self.foreign if self.fresh else 0)
+
+    def measures_of(self, model_name: str) -> Measures:
+        measures = self.measures.get(model_name)
+        if measures is None:
+            measures = self.measures[model_name] = Measures()
+        return measures
+
+    def token_rate(self) -> float:
+        """Output tokens per second of one request, over all models."""
+        rates = [m.tokens_per_second for m in self.measures.values()]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) / len(known) if known else TOKEN_RATE_UNKNOWN
+
+    def remember_in_flight(self, now: float) -> None:
+        history = self.history
+        if history and now - history[-1][0] < HISTORY_STEP_SECONDS:
+            history[-1][1] = max(history[-1][1], self.in_flight)
+            history[-1][2] = self.in_flight
+        else:
+            history.append([now, self.in_flight, self.in_flight])
+
+    def in_flight_around(self, moment: float) -> int:
+        """The most that we had in flight in the time a poll at ``moment`` may speak of."""
+        most = 0.0
+        for started, peak, last in reversed(self.history):
+            if started <= moment - OBSERVATION_SLACK_SECONDS:
+                return int(max(most, last))
+            if started <= moment:
+                most = max(most, peak)
+        return int(most)
+
+
+@dataclass(slots=True)
+class Offer:
+    """One backend's model, as a class may use it."""
+
+    backend: BackendState
+    model: ModelSpec
+    measures: Measures
+
+
+class Cluster:
+    """All backends and their bits."""
+
+    def __init__(self, fail_window: float, stale_after: float) -> None:
+        self.by_id: dict[int, BackendState] = {}
+        self.alive = 0  # enabled, not draining, not known to be down, not in a fail window
+        self.free = 0  # of those, with a slot
+        self.open = 0  # in the fail window, otherwise usable and with a slot
+        self.changes_at = NEVER  # when a window or a telemetry's time ends
+        self._next_bit = 1
+        self._picks = 0
+        self.tune(fail_window, stale_after)
+
+    def tune(self, fail_window: float, stale_after: float) -> None:
+        self._fail_window = fail_window
+        self._stale_after = stale_after
+
+    def configure(self, specs: Sequence[BackendSpec], now: float) -> None:
+        """Take up the configuration. A removed backend is kept until its leases have ended."""
+        for backend in self.by_id.values():
+            backend.configured = False
+        for spec in specs:
+            known = self.by_id.get(spec.backend_id)
+            if known is None:
+                self.by_id[spec.backend_id] = BackendState(spec, self._next_bit)
+                self._next_bit <<= 1
+            else:
+                known.spec = spec
+                known.configured = True
+        gone = [b for b in self.by_id.values() if not b.configured and not b.in_flight]
+        for backend in gone:
+            self._clear(backend)
+            del self.by_id[backend.spec.backend_id]
+        self.refresh_all(now)
+
+    def configured(self) -> Iterator[BackendState]:
+        return (backend for backend in self.by_id.values() if backend.configured)
+
+    # ---- what can be used
+
+    def usable(self, cls: JobClass) -> int:
+        """The backends that could take a job of the class now."""
+        if cls.mask & self.alive:
+            return cls.mask & self.free & ~cls.unfit
+        if cls.avoid & self.alive:
+            return cls.avoid & self.free & ~cls.unfit
+        return (cls.mask | cls.avoid) & self.open  # all have failed: fail open (P5)
+
+    def refresh_all(self, now: float) -> None:
+        self.changes_at = NEVER
+        for backend in self.by_id.values():
+            self.refresh(backend, now)
+
+    def refresh(self, backend: BackendState, now: float) -> None:
+        """Recompute the backend's bits and when they change by time alone."""
+        self._clear(backend)
+        fresh = self._look_at_age(backend, now)
+        spec = backend.spec
+        foreign = backend.foreign if fresh else 0
+        backend.limit = spec.max_concurrent - foreign
+        busy = now < backend.busy_until
+        failed = now < backend.failed_until
+        if busy:
+            self.changes_at = min(self.changes_at, backend.busy_until)
+        if failed:
+            self.changes_at = min(self.changes_at, backend.failed_until)
+        backend.plain = False
+        if not self._in_service(backend):
+            return
+        room = backend.in_flight < backend.limit and not busy
+        if failed:
+            self.open |= backend.bit if room else 0
+            return
+        self.alive |= backend.bit
+        backend.plain = not busy and not backend.suspect
+        if room and not (backend.suspect and backend.probe is not None):
+            self.free |= backend.bit
+
+    def _in_service(self, backend: BackendState) -> bool:
+        telemetry = backend.fresh_telemetry()
+        return (
+            backend.configured
+            and backend.spec.enabled
+            and not backend.spec.draining
+            and not (telemetry is not None and telemetry.reachable is False)
+        )
+
+    def _look_at_age(self, backend: BackendState, now: float) -> bool:
+        telemetry = backend.telemetry
+        if telemetry is None:
+            backend.fresh = False
+            return False
+        stale_at = telemetry.observed_at + self._stale_after
+        backend.fresh = now < stale_at
+        if backend.fresh:
+            self.changes_at = min(self.changes_at, stale_at)
+        return backend.fresh
+
+    def _clear(self, backend: BackendState) -> None:
+        others = ~backend.bit
+        self.alive &= others
+        self.free &= others
+        self.open &= others
+
+    # ---- slots
+
+    def take(self, backend: BackendState, lease: Lease, now: float) -> None:
+        """A slot is taken: exact and at once."""
+        backend.in_flight += 1
+        self._picks += 1
+        backend.picked = self._picks
+        backend.remember_in_flight(now)
+        if backend.plain:
+            if backend.in_flight >= backend.limit:
+                self.free &= ~backend.bit
+            return
+        if backend.suspect and backend.probe is None and now >= backend.failed_until:
+            backend.probe = lease
+        self.refresh(backend, now)
+
+    def give_back(self, backend: BackendState, lease: Lease, now: float) -> None:
+        backend.in_flight -= 1
+        backend.remember_in_flight(now)
+        if backend.plain:
+            if backend.in_flight < backend.limit:
+                self.free |= backend.bit
+            return
+        if backend.probe is lease:
+            backend.probe = None
+        self.refresh(backend, now)
+
+    # ---- P5
+
+    def mark_failed(self, backend: BackendState, now: float) -> None:
+        backend.failed_at = now
+        backend.failed_until = now + self._fail_window
+        backend.suspect = True
+        self.refresh(backend, now)
+
+    def mark_busy(self, backend: BackendState, now: float, seconds: float) -> None:
+        backend.busy_until = max(backend.busy_until, now + seconds)
+        self.refresh(backend, now)
+
+    def mark_ok(self, backend: BackendState, now: float) -> None:
+        backend.failed_until = LONG_AGO
+        backend.suspect = False
+        backend.probe = None
+        self.refresh(backend, now)
+
+    def observe(self, backend: BackendState, telemetry: Telemetry) -> bool:
+        """Heed a poll, unless a younger one is known. True if it was heeded."""
+        known = backend.telemetry
+        if known is not None and telemetry.observed_at < known.observed_at:
+            return False
+        backend.telemetry = telemetry
+        seen = (telemetry.running or 0) + (telemetry.waiting or 0)
+        backend.foreign = max(0, seen - backend.in_flight_around(telemetry.observed_at))
+        return True

@@ -1,0 +1,405 @@
+"""Who is next: tags, levels, holds and the priority of the seed (R1–R11, R13).
+
+A unit's *tag* is its charged cost divided by its weight. It is compared, never shown. A class's
+*level* is the tag at which its latest dispatch started. Both are tokens per unit of weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.core.burst import BurstCredits
+from scheduler.core.jobs import Job, Usage
+from scheduler.core.queue import Entry, Flow, JobClass, Lane
+from scheduler.core.tickets import Clips, Lease
+from scheduler.core.tunables import Tunables
+from scheduler.core.units import UNSET, Roster, UnitState
+from scheduler.core.window import UsageWindow
+
+FIRST_GUESS_TOKENS = 256.0  # the output of a model that nobody has used yet (R3)
+_KEPT = 0.9  # of an average, when a new value comes in
+
+
+@dataclass(slots=True)
+class Choice:
+    """The best candidate and the parts of its priority (R2, R9–R12)."""
+
+    flow: Flow
+    reference: float  # R of R2
+    factor: float
+    wait_bonus: float  # tokens
+
+    def priority(self, beta: float) -> float:
+        """The seed's formula, with R9's rule that the factor never helps: a negative base is
+        divided by it. Tokens per unit of weight."""
+        base = self.reference - self.flow.tag + beta
+        scaled = base * self.factor if base >= 0.0 else base / self.factor
+        return scaled + self.wait_bonus
+
+
+class FairShare:
+    """The books: what everybody has been charged, and the order that follows from it."""
+
+    def __init__(self, roster: Roster, tunables: Tunables) -> None:
+        self.roster = roster
+        self.burst = BurstCredits(tunables)
+        self.window = UsageWindow(tunables.fairness_window, self._forget)
+        self.outputs: dict[str, float] = {}  # {model name: average output tokens}
+        self.latest_level = [0.0, 0.0]  # of any class, for positive weights and for background
+        self.active: tuple[set[JobClass], set[JobClass]] = (set(), set())  # with jobs, by lane
+        self.tune(tunables)
+
+    def tune(self, tunables: Tunables) -> None:
+        self.quantum = tunables.quantum
+        self.debt_cap = tunables.debt_cap
+        self.wait_bonus_rate = tunables.wait_bonus_rate
+        self._threshold = tunables.deprioritize_threshold
+        self._input = tunables.cost_input_token
+        self._output = tunables.cost_output_token
+        cached = tunables.cost_cached_token
+        self._cached = tunables.cost_input_token if cached is None else cached
+        self.burst.tune(tunables)
+        self.window.resize(tunables.fairness_window)
+
+    def _forget(self, unit: UnitState) -> None:
+        if not unit.queued and not unit.running:
+            self.roster.forget(unit)
+
+    # ---- R1, R3: what a job costs
+
+    def cost(self, usage: Usage) -> float:
+        """R1, in tokens."""
+        cached = min(usage.cached_tokens, usage.prompt_tokens)
+        return (
+            self._input * (usage.prompt_tokens - cached)
+            + self._cached * cached
+            + self._output * usage.completion_tokens
+        )
+
+    def expected_output(self, unit: UnitState, job: Job) -> float:
+        """R3's ê, in tokens."""
+        expected = unit.outputs.get(job.model_name)
+        if expected is None:
+            expected = self.outputs.get(job.model_name, FIRST_GUESS_TOKENS)
+        if job.max_tokens is not None and job.max_tokens < expected:
+            return float(job.max_tokens)
+        return expected
+
+    def hold_for(self, unit: UnitState, job: Job) -> float:
+        """R3's e, in tokens."""
+        return self._input * job.prompt_tokens + self._output * self.expected_output(unit, job)
+
+    def learn_output(self, unit: UnitState, model_name: str, tokens: int) -> None:
+        for averages in (unit.outputs, self.outputs):
+            known = averages.get(model_name)
+            averages[model_name] = (
+                float(tokens) if known is None else _KEPT * known + (1.0 - _KEPT) * tokens
+            )
+
+    # ---- R7: coming and going
+
+    def activate(self, flow: Flow, now: float) -> None:
+        """The flow's queue becomes non-empty: nothing banked, and no boundless debt (R7)."""
+        unit, cls = flow.unit, flow.cls
+        flow.lane = lane = cls.lanes[unit.background]
+        flow.waiting_since = now
+        level = self._level_for(cls, unit.background)
+        if level is None:
+            if unit.tag == UNSET:
+                unit.tag = self.latest_level[unit.background]
+            lane.level = flow.tag  # the class begins anew here
+        else:
+            self._clamp(flow, level)
+        unit.waiting_flows += 1
+        lane.flows.add(flow)
+        flow.weight_share = self.roster.weight(unit)
+        lane.waiting_weight += flow.weight_share
+
+    def _level_for(self, cls: JobClass, background: bool) -> float | None:
+        """L of R7: the class's level, else the least of its active neighbours', else None."""
+        lane = cls.lanes[background]
+        if lane.queued or lane.running:
+            return lane.level
+        active = self.active[background]
+        if not active:
+            return None
+        mask = cls.mask
+        levels = [k.lanes[background].level for k in active if k.mask & mask]
+        if not levels:
+            return None
+        lane.level = level = min(levels)
+        return level
+
+    def _clamp(self, flow: Flow, level: float) -> None:
+        unit = flow.unit
+        if unit.tag == UNSET:
+            unit.tag = level
+            return
+        tag = flow.tag
+        if tag < level:
+            self._lift(flow, level - tag)
+            return
+        weight = self.roster.weight(unit)
+        highest = max(level + (self.debt_cap + unit.held) / weight, flow.own_tag)
+        if tag <= highest:
+            return
+        if unit.waiting_flows:
+            flow.offset -= tag - highest
+            unit.has_offsets = True
+        else:
+            unit.tag -= tag - highest
+
+    def _lift(self, flow: Flow, amount: float) -> None:
+        """Raise the tag for this class; where else the unit waits, nothing changes (R8)."""
+        unit = flow.unit
+        unit.tag += amount
+        if unit.waiting_flows:
+            for other in unit.flows.values():
+                if other is not flow and other.live:
+                    other.offset -= amount
+                    unit.has_offsets = True
+
+    def deactivate(self, flow: Flow) -> None:
+        """The flow's queue is empty again."""
+        unit, lane = flow.unit, flow.lane
+        lane.flows.discard(flow)
+        lane.waiting_weight = lane.waiting_weight - flow.weight_share if lane.flows else 0.0
+        flow.entry = None
+        if lane.aside and flow in lane.aside:
+            lane.aside.remove(flow)
+        unit.waiting_flows -= 1
+        flow.own_tag = flow.tag
+        if unit.has_offsets and not unit.waiting_flows:
+            self._fold_offsets(flow)
+
+    def _fold_offsets(self, last: Flow) -> None:
+        """The unit waits nowhere any more: its tag is what its last class saw (R8)."""
+        unit = last.unit
+        unit.tag += last.offset
+        for flow in unit.flows.values():
+            flow.offset = 0.0
+        unit.has_offsets = False
+        unit.epoch += 1
+
+    def change_lane(self, unit: UnitState, now: float) -> None:
+        """The weight became 0 or positive: from now on the tags of the other space count (R13)."""
+        waiting = [flow for flow in unit.flows.values() if flow.live]
+        for flow in waiting:
+            self.deactivate(flow)
+            flow.lane.queued -= flow.live
+            self.note_activity(flow.cls, unit.background)
+        unit.background = not unit.background
+        unit.tag, unit.other_tag = unit.other_tag, unit.tag
+        unit.epoch += 1
+        for flow in unit.flows.values():
+            flow.offset = 0.0
+            flow.own_tag = UNSET
+        for flow in waiting:
+            self.activate(flow, now)
+            flow.lane.queued += flow.live
+            self.note_activity(flow.cls, unit.background)
+            flow.lane.push(flow, self.wait_bonus_rate)
+
+    def note_activity(self, cls: JobClass, background: bool) -> None:
+        """Keep the set of classes with queued or running jobs."""
+        lane = cls.lanes[background]
+        if lane.queued or lane.running:
+            self.active[background].add(cls)
+        else:
+            self.active[background].discard(cls)
+
+    # ---- R3–R6, R8: charges
+
+    def hold(self, lease: Lease) -> None:
+        """Charge the reservation of a dispatch."""
+        flow, hold = lease.flow, lease.hold
+        unit = flow.unit
+        flow.lane.level = self.latest_level[unit.background] = flow.tag
+        unit.last_flow = flow
+        unit.held += hold
+        if hold > unit.largest_hold:
+            unit.largest_hold = hold
+        lease.clips = self._charge(flow, hold / lease.weight, lease.background)
+        if unit.held > unit.peak_in_flight:
+            unit.peak_in_flight = unit.held
+
+    def charge_excess(self, lease: Lease, delivered: float) -> None:
+        """R4: what has been delivered beyond the hold, at once."""
+        excess = delivered - lease.charged
+        if excess <= 0.0:
+            return
+        unit = lease.flow.unit
+        unit.held += excess
+        lease.charged = delivered
+        clips = self._charge(lease.flow, excess / lease.weight, lease.background)
+        lease.clips = _joined(lease.clips, clips)
+        if unit.held > unit.peak_in_flight:
+            unit.peak_in_flight = unit.held
+
+    def settle(self, lease: Lease, cost: float) -> None:
+        """R5, R6: release the hold and charge the true cost; 0 is a refund."""
+        flow, weight = lease.flow, lease.weight
+        unit = flow.unit
+        in_flight = unit.held - lease.charged + cost
+        if in_flight > unit.peak_in_flight:
+            unit.peak_in_flight = in_flight
+        unit.held -= lease.charged
+        if not unit.running:
+            unit.held = 0.0  # sheds what rounding has left
+        elsewhere = unit.waiting_flows > (1 if flow.live else 0)
+        if lease.background == unit.background and (elsewhere or lease.clips is not None):
+            self._release(lease)
+            self._charge(flow, cost / weight, lease.background)
+            self._moved_back(unit)
+            return
+        delta = (cost - lease.charged) / weight
+        self._move(flow, delta, lease.background)
+        if delta < 0.0:
+            self._moved_back(unit)
+
+    def _charge(self, flow: Flow, amount: float, background: bool) -> Clips | None:
+        """Raise the tag; in the unit's other classes only up to their level + D (R8)."""
+        unit = flow.unit
+        self._move(flow, amount, background)
+        if background != unit.background or unit.waiting_flows <= (1 if flow.live else 0):
+            return None
+        clips: dict[Flow, float] = {}
+        room = (self.debt_cap + unit.held) / self.roster.weight(unit)
+        for other in unit.flows.values():
+            if other is flow or not other.live:
+                continue
+            tag = other.tag
+            clipped = tag - max(other.lane.level + room, tag - amount)
+            if clipped > 0.0:
+                other.offset -= clipped
+                clips[other] = clipped
+        if not clips:
+            return None
+        unit.has_offsets = True
+        return Clips(unit.epoch, clips)
+
+    def _release(self, lease: Lease) -> None:
+        """Take a lease's charges back, where they moved something."""
+        flow = lease.flow
+        self._move(flow, -lease.charged / lease.weight, lease.background)
+        clips = lease.clips
+        if clips is not None and clips.epoch == flow.unit.epoch:
+            for other, clipped in clips.amounts.items():
+                if other.live:
+                    other.offset += clipped
+        lease.clips = None
+
+    def _move(self, flow: Flow, amount: float, background: bool) -> None:
+        unit = flow.unit
+        unit.service += amount
+        if background != unit.background:
+            unit.other_tag += amount
+            return
+        unit.tag += amount
+        if not flow.live:
+            flow.own_tag += amount
+
+    def _moved_back(self, unit: UnitState) -> None:
+        """The tag may have fallen: the heaps must know at once."""
+        if unit.waiting_flows:
+            for flow in unit.flows.values():
+                if flow.live and flow.entry is not None:
+                    flow.lane.push(flow, self.wait_bonus_rate)
+
+    # ---- R2, R9–R12: the order
+
+    def factor(self, unit: UnitState) -> float:
+        """R9: below 1 for a unit that has used more than its part of the window."""
+        total = self.window.total
+        if unit.recent <= self._threshold * total or total <= 0.0:
+            return 1.0
+        return max(0.1, 1.0 - 2.0 * (unit.recent / total - self._threshold))
+
+    def shown_deficit(self, unit: UnitState) -> float:
+        """R2 outside a decision: against the level of the class that the unit used last."""
+        flow = unit.last_flow
+        if flow is None or unit.tag == UNSET:
+            return self.roster.weight(unit) * self.quantum
+        level = flow.cls.lanes[unit.background].level
+        tag = flow.tag
+        if not unit.waiting_flows and not unit.running:
+            tag = max(tag, level)  # what coming back would make of it (R7)
+        return self.roster.weight(unit) * (level + self.quantum - tag)
+
+    def choice_for_display(self, flow: Flow, now: float) -> Choice:
+        """The parts of a waiting flow's priority as they are now."""
+        return self._choice(flow, flow.lane.level + self.quantum, now)
+
+    def choose(self, ready: Iterable[JobClass], now: float) -> Choice | None:
+        """R12: the best user of all ready classes; background only when there is no other."""
+        positive: list[Lane] = []
+        background: list[Lane] = []
+        for cls in ready:
+            if cls.lanes[0].flows:
+                positive.append(cls.lanes[0])
+            if cls.lanes[1].flows:
+                background.append(cls.lanes[1])
+        lanes = positive or background
+        return self._best(lanes, now) if lanes else None
+
+    def _best(self, lanes: list[Lane], now: float) -> Choice:
+        """The highest priority among the lanes' first users and the heavy ones."""
+        best: Entry | None = None
+        least = float("inf")
+        heavy: list[Flow] = []
+        for lane in lanes:
+            entry, tag = self._first(lane)
+            least = min(least, tag)
+            if entry is not None and (best is None or entry < best):
+                best = entry
+            heavy += lane.aside
+        reference = least + self.quantum
+        choices = [self._choice(flow, reference, now) for flow in heavy]
+        if best is not None:
+            choices.append(self._choice(best[2], reference, now))
+        if len(choices) == 1:
+            return choices[0]
+        beta = self.burst.beta
+        return max(choices, key=lambda c: (c.priority(beta), -c.flow.head().number))
+
+    def _choice(self, flow: Flow, reference: float, now: float) -> Choice:
+        wait_bonus = self.wait_bonus_rate * (now - flow.waits_from())
+        return Choice(flow, reference, self.factor(flow.unit), wait_bonus)
+
+    def _first(self, lane: Lane) -> tuple[Entry | None, float]:
+        """The first user with factor 1, and the tag of the first of all. Heavy ones go aside."""
+        rate = self.wait_bonus_rate
+        if lane.aside:
+            self._readmit(lane)
+        limit = self._threshold * self.window.total
+        flow = lane.top(rate)
+        while flow is not None and flow.unit.recent > limit:
+            lane.set_aside(flow)
+            flow = lane.top(rate)
+        entry = flow.entry if flow is not None else None
+        if not lane.aside:
+            return entry, flow.tag if flow is not None else float("inf")
+        keys = [(f.tag + rate * f.waits_from(), f.head().number, f) for f in lane.aside]
+        if entry is not None:
+            keys.append(entry)
+        return entry, min(keys)[2].tag
+
+    def _readmit(self, lane: Lane) -> None:
+        """Back into the heap with those that are no longer heavy."""
+        limit = self._threshold * self.window.total
+        for flow in [f for f in lane.aside if f.unit.recent <= limit]:
+            lane.aside.remove(flow)
+            lane.push(flow, self.wait_bonus_rate)
+
+
+def _joined(one: Clips | None, other: Clips | None) -> Clips | None:
+    """Both clips together; those from before offsets were folded away count no more."""
+    if one is None or other is None:
+        return other if one is None else one
+    if one.epoch != other.epoch:
+        return other
+    amounts = dict(one.amounts)
+    for flow, amount in other.amounts.items():
+        amounts[flow] = amounts.get(flow, 0.0) + amount
+    return Clips(one.epoch, amounts)

@@ -1,0 +1,75 @@
+"""T1, measured live: how far apart users who all wait for the same class have been served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.core.queue import Flow, JobClass, Lane
+from scheduler.core.tunables import Tunables
+from scheduler.core.units import Roster
+
+_INTERVAL_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class Interval:
+    """One stretch of observation of a lane."""
+
+    started_at: float
+    service: dict[Flow, tuple[float, float]]  # {flow: (waiting since, service at the start)}
+    worst: float = 0.0
+
+
+class GapMeter:
+    """Compares, from one look to the next, the units that never stopped waiting."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._intervals: dict[JobClass, Interval] = {}
+
+    def measure(
+        self, classes: Iterable[JobClass], tunables: Tunables, now: float
+    ) -> tuple[float, float]:
+        """The largest gap of any class and that class's bound, in tokens per unit of weight."""
+        waiting = [cls for cls in classes if len(cls.lanes[0].flows) > 1]
+        self._intervals = {k: v for k, v in self._intervals.items() if k in waiting}
+        found = [(0.0, 0.0)]
+        for cls in waiting:
+            lane = cls.lanes[0]
+            flows = self._steady(cls, lane, now)
+            if len(flows) > 1:
+                gap = self._gap(cls, flows)
+                found.append((gap, self._bound(flows, lane, tunables, now)))
+        return max(found)
+
+    def _steady(self, cls: JobClass, lane: Lane, now: float) -> list[Flow]:
+        interval = self._intervals.get(cls)
+        if interval is not None and now - interval.started_at < _INTERVAL_SECONDS:
+            seen = interval.service
+            steady = [f for f in lane.flows if f in seen and seen[f][0] == f.waiting_since]
+            if len(steady) > 1:
+                return steady
+        lane.longest_wait = 0.0
+        marks = {flow: (flow.waiting_since, flow.unit.service) for flow in lane.flows}
+        self._intervals[cls] = Interval(now, marks)
+        return list(lane.flows)
+
+    def _gap(self, cls: JobClass, flows: list[Flow]) -> float:
+        interval = self._intervals[cls]
+        had = [flow.unit.service - interval.service[flow][1] for flow in flows]
+        interval.worst = max(interval.worst, max(had) - min(had))
+        return interval.worst
+
+    def _bound(self, flows: list[Flow], lane: Lane, tunables: Tunables, now: float) -> float:
+        """(G+2H)/w of the two for whom it is largest, + 2ωT + 0.9(Q+C)."""
+        largest = sorted(
+            (f.unit.peak_in_flight + 2.0 * f.unit.largest_hold) / self._roster.weight(f.unit)
+            for f in flows
+        )[-2:]
+        waits = max(lane.longest_wait, *(now - flow.waits_from() for flow in flows))
+        return (
+            sum(largest)
+            + 2.0 * tunables.wait_bonus_rate * waits
+            + 0.9 * (tunables.quantum + tunables.burst_credit_cap)
+        )

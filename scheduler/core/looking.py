@@ -1,0 +1,137 @@
+"""Finished views of the running scheduler. Reads everything, changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from scheduler.core.cluster import BackendState, Cluster
+from scheduler.core.fairshare import FairShare
+from scheduler.core.placement import is_in_service
+from scheduler.core.queue import Lane
+from scheduler.core.tickets import Ticket
+from scheduler.core.units import Roster, UnitState
+from scheduler.core.views import BackendCondition, BackendView, QueuedView, ShareView, Stats
+from scheduler.core.waiting import WaitingRoom
+
+
+def _lanes(waiting: WaitingRoom) -> Iterator[Lane]:
+    for cls in waiting.classes:
+        yield from cls.lanes
+
+
+def queue(waiting: WaitingRoom, share: FairShare, roster: Roster, now: float) -> list[QueuedView]:
+    views: list[QueuedView] = []
+    for cls in waiting.classes:
+        foreground, background = (waiting.in_order(lane) for lane in cls.lanes)
+        for position, ticket in enumerate([*foreground, *background], start=1):
+            views.append(_queued_view(ticket, position, share, roster, now))
+    return views
+
+
+def _queued_view(
+    ticket: Ticket, position: int, share: FairShare, roster: Roster, now: float
+) -> QueuedView:
+    flow, job = ticket.flow, ticket.job
+    unit = flow.unit
+    weight = roster.weight(unit)
+    choice = share.choice_for_display(flow, now)
+    return QueuedView(
+        request_id=job.request_id,
+        user_id=job.user_id,
+        unit=job.unit,
+        model_name=job.model_name,
+        enqueued_at=ticket.enqueued_at,
+        position=position,
+        deficit=weight * (choice.reference - flow.tag),
+        burst_credits=weight * share.burst.beta,
+        weight=roster.shown_weight(unit),
+        factor=choice.factor,
+        wait_bonus=choice.wait_bonus,
+        priority=choice.priority(share.burst.beta),
+    )
+
+
+def shares(share: FairShare, roster: Roster, now: float) -> list[ShareView]:
+    share.window.expire(now)
+    beta = share.burst.value(now)
+    return [
+        _share_view(unit, share, roster, beta)
+        for unit in roster.units.values()
+        if unit.queued or unit.running or unit.recent
+    ]
+
+
+def _share_view(unit: UnitState, share: FairShare, roster: Roster, beta: float) -> ShareView:
+    return ShareView(
+        user_id=unit.account.spec.user_id,
+        unit=unit.key,
+        group=unit.account.spec.group_name,
+        weight=roster.shown_weight(unit),
+        deficit=share.shown_deficit(unit),
+        burst_credits=roster.weight(unit) * beta,
+        factor=share.factor(unit),
+        recent_tokens=unit.recent,
+        queued=unit.queued,
+        running=unit.running,
+        charged_tokens=unit.charged_total,
+    )
+
+
+def stats(waiting: WaitingRoom, share: FairShare, roster: Roster, now: float) -> Stats:
+    users = shares(share, roster, now)
+    by_user: Counter[int] = Counter()
+    by_model: Counter[str] = Counter()
+    for view in users:
+        if view.queued:
+            by_user[view.user_id] += view.queued
+    for cls in waiting.classes:
+        by_model[cls.model_name] += cls.queued
+    waited = [
+        now - ticket.enqueued_at
+        for lane in _lanes(waiting)
+        for flow in lane.flows
+        for ticket in flow.waiting()
+    ]
+    return Stats(
+        queue_total=waiting.queued,
+        queue_by_user=dict(by_user),
+        queue_by_model=dict(by_model),
+        average_wait_seconds=sum(waited) / len(waited) if waited else 0.0,
+        total_users=len({view.user_id for view in users}),
+        global_recent_tokens=share.window.total,
+        users=users,
+    )
+
+
+def backends(cluster: Cluster, waiting: WaitingRoom, now: float) -> list[BackendView]:
+    cluster.refresh_all(now)
+    return [_backend_view(backend, waiting, now) for backend in cluster.configured()]
+
+
+def _backend_view(backend: BackendState, waiting: WaitingRoom, now: float) -> BackendView:
+    telemetry = backend.telemetry
+    failed_for = backend.failed_until - now
+    return BackendView(
+        id=backend.spec.backend_id,
+        name=backend.spec.name,
+        in_flight=backend.in_flight,
+        queued=waiting.queued_for(backend),
+        max_concurrent=backend.spec.max_concurrent,
+        state=_condition(backend, now),
+        observed_age_seconds=None if telemetry is None else max(0.0, now - telemetry.observed_at),
+        failed_for_seconds=failed_for if failed_for > 0.0 else None,
+        foreign=backend.foreign if backend.fresh else 0,
+    )
+
+
+def _condition(backend: BackendState, now: float) -> BackendCondition:
+    if not backend.spec.enabled:
+        return "disabled"
+    if backend.spec.draining:
+        return "draining"
+    if now < backend.failed_until:
+        return "failed"
+    if is_in_service(backend) is not None:
+        return "down"
+    return "ready" if backend.fresh else "unknown"

@@ -1,0 +1,297 @@
+"""Which backend: hard constraints, soft scores and the choice among the candidates (P1–P4).
+
+A constraint returns None when it holds, else it says why not. A scorer returns 0..1, and 0.5 where
+nothing is known; times its points it becomes a part of the backend's total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from scheduler.core.affinity import rendezvous
+from scheduler.core.cluster import BackendState, Offer
+from scheduler.core.jobs import BackendSpec, Job, ModelSpec
+from scheduler.core.queue import JobClass
+from scheduler.core.tickets import ChoiceReason
+from scheduler.core.tunables import Tunables
+
+UNKNOWN = 0.5
+PRIORITY_POINTS = 10.0
+#: Totals this close are equal: what separates them is noise of the measurements.
+TIE_POINTS = 1.0
+#: A latency, and a token rate, that score one half.
+HALF_LATENCY_SECONDS = 1.0
+HALF_TOKENS_PER_SECOND = 50.0
+
+# ---- P1: constraints that the configuration decides
+
+
+def has_model(job: Job, backend: BackendSpec) -> str | None:
+    if job.model_name in backend.models:
+        return None
+    return f"does not have {job.model_name}"
+
+
+def has_permission(group_id: int | None, backend: BackendSpec) -> str | None:
+    if backend.allowed_group_ids is None or group_id in backend.allowed_group_ids:
+        return None
+    return "is not for this user's group"
+
+
+def has_modality(job: Job, model: ModelSpec) -> str | None:
+    if job.needs.vision and model.vision is False:
+        return "does not read images"
+    if job.needs.embeddings and model.embeddings is False:
+        return "does not make embeddings"
+    return None
+
+
+def has_structured_output(job: Job, model: ModelSpec) -> str | None:
+    return "has no JSON mode" if job.needs.json and model.json is False else None
+
+
+def has_tools(job: Job, model: ModelSpec) -> str | None:
+    return "does not call tools" if job.needs.tools and model.tools is False else None
+
+
+def has_context(tokens: int, model: ModelSpec) -> str | None:
+    if model.context_length is None or tokens <= model.context_length:
+        return None
+    return f"{tokens} tokens exceed its context of {model.context_length}"
+
+
+# ---- P1: constraints of the moment
+
+
+def is_in_service(backend: BackendState) -> str | None:
+    if not backend.configured:
+        return "has been removed"
+    if not backend.spec.enabled:
+        return "is disabled"
+    if backend.spec.draining:
+        return "is draining"
+    telemetry = backend.fresh_telemetry()
+    if telemetry is not None and telemetry.reachable is False:
+        return "was not reachable at the last poll"
+    return None
+
+
+def is_trusted(backend: BackendState, now: float) -> str | None:
+    """Outside its fail window, and the probe after it has been answered (P5)."""
+    if now < backend.failed_until:
+        return f"failed {now - backend.failed_at:.1f} s ago"
+    if backend.suspect and backend.probe is not None:
+        return "is being tried with one request after a failure"
+    return None
+
+
+def has_capacity(backend: BackendState, now: float) -> str | None:
+    foreign = backend.foreign if backend.fresh else 0
+    if backend.in_flight + foreign >= backend.spec.max_concurrent:
+        return f"{backend.in_flight} + {foreign} of {backend.spec.max_concurrent} slots in use"
+    if now < backend.busy_until:
+        return "has just said that it is busy"
+    return None
+
+
+def has_memory(backend: BackendState, model: ModelSpec) -> str | None:
+    """Only for a model that is known not to be loaded; what is unknown stands in no way."""
+    telemetry = backend.fresh_telemetry()
+    if telemetry is None or model.vram_mib is None or telemetry.vram_free_mib is None:
+        return None
+    if telemetry.loaded_models is None or model.name in telemetry.loaded_models:
+        return None
+    if model.vram_mib <= telemetry.vram_free_mib:
+        return None
+    return f"needs {model.vram_mib:.0f} MiB, {telemetry.vram_free_mib:.0f} MiB are free"
+
+
+def could_have_memory(backend: BackendState, model: ModelSpec) -> str | None:
+    """Whether the model would fit if nothing else were there."""
+    telemetry = backend.fresh_telemetry()
+    if telemetry is None or model.vram_mib is None or telemetry.vram_total_mib is None:
+        return None
+    if telemetry.loaded_models is not None and model.name in telemetry.loaded_models:
+        return None
+    if model.vram_mib <= telemetry.vram_total_mib:
+        return None
+    return f"needs {model.vram_mib:.0f} MiB of {telemetry.vram_total_mib:.0f} MiB"
+
+
+def failures_now(
+    offers: Sequence[Offer], candidates: Sequence[Offer], now: float
+) -> tuple[tuple[int, str, str], ...]:
+    """Why each of the offers is not a candidate: ``(backend id, constraint, why)``."""
+    failures = []
+    for offer in offers:
+        if offer in candidates:
+            continue
+        backend = offer.backend
+        checks = (
+            ("enabled", is_in_service(backend)),
+            ("fail_window", is_trusted(backend, now)),
+            ("capacity", has_capacity(backend, now)),
+            ("memory_fit", has_memory(backend, offer.model)),
+        )
+        failures += [
+            (backend.spec.backend_id, name, why) for name, why in checks if why is not None
+        ]
+    return tuple(failures)
+
+
+# ---- P2: soft scores
+
+
+def score_model_loaded(offer: Offer) -> float:
+    """1 loaded, 0 not."""
+    telemetry = offer.backend.fresh_telemetry()
+    if telemetry is None or telemetry.loaded_models is None:
+        return UNKNOWN
+    return 1.0 if offer.model.name in telemetry.loaded_models else 0.0
+
+
+def score_low_utilization(offer: Offer) -> float:
+    """1 − the part of its slots in use; averaged with what the last poll says, if it does."""
+    backend = offer.backend
+    slots = min(1.0, backend.load() / max(1, backend.spec.max_concurrent))
+    telemetry = backend.fresh_telemetry()
+    if telemetry is None or telemetry.utilization is None:
+        return 1.0 - slots
+    return 1.0 - (slots + min(1.0, max(0.0, telemetry.utilization))) / 2.0
+
+
+def score_latency(offer: Offer) -> float:
+    """1 / (1 + seconds to the first byte)."""
+    seconds = offer.measures.latency_seconds
+    if seconds is None:
+        return UNKNOWN
+    return HALF_LATENCY_SECONDS / (HALF_LATENCY_SECONDS + seconds)
+
+
+def score_short_queue(offer: Offer) -> float:
+    """1 / (1 + requests it has, running or waiting)."""
+    backend = offer.backend
+    telemetry = backend.fresh_telemetry()
+    waiting = (telemetry.waiting or 0) if telemetry is not None else 0
+    return 1.0 / (1.0 + backend.load() + waiting)
+
+
+def score_high_throughput(offer: Offer) -> float:
+    """r / (r + 50), r = output tokens per second of one request."""
+    rate = offer.measures.tokens_per_second
+    if rate is None:
+        return UNKNOWN
+    return rate / (rate + HALF_TOKENS_PER_SECOND)
+
+
+class Scoring:
+    """The scorers with the points that the settings give them."""
+
+    def __init__(self, tunables: Tunables) -> None:
+        self._loaded = tunables.score_model_loaded
+        self._utilization = tunables.score_low_utilization
+        self._latency = tunables.score_latency
+        self._queue = tunables.score_short_queue
+        self._throughput = tunables.score_high_throughput
+        self._affinity = tunables.score_cache_affinity
+
+    def points(self, offers: Sequence[Offer], home: Offer | None) -> list[tuple[float, ...]]:
+        """The parts of each offer's total, in the order of ``SCORE_NAMES``.
+
+        A latency or a rate that is not known of all of them says nothing about which is better:
+        then none of them has any.
+        """
+        latency = rate = None
+        for offer in offers:
+            if offer.measures.latency_seconds is None:
+                latency = UNKNOWN
+            if offer.measures.tokens_per_second is None:
+                rate = UNKNOWN
+        return [
+            (
+                self._loaded * score_model_loaded(offer),
+                self._utilization * score_low_utilization(offer),
+                self._latency * (score_latency(offer) if latency is None else latency),
+                self._queue * score_short_queue(offer),
+                self._throughput * (score_high_throughput(offer) if rate is None else rate),
+                PRIORITY_POINTS * offer.backend.spec.priority,
+                self._affinity if offer is home else 0.0,
+            )
+            for offer in offers
+        ]
+
+
+# ---- P3, P4: the choice
+
+
+def home_of(cache_key: str, offers: Sequence[Offer]) -> Offer:
+    """The first of the offers in the key's own order."""
+    if len(offers) == 1:
+        return offers[0]
+
+    def drawn(offer: Offer) -> float:
+        spec = offer.backend.spec
+        return rendezvous(cache_key, spec.address, spec.max_concurrent)
+
+    return max(offers, key=drawn)
+
+
+def place(
+    cls: JobClass, cache_key: str | None, usable: int, scoring: Scoring
+) -> tuple[Offer, ChoiceReason, list[Offer], list[tuple[float, ...]]]:
+    """The best of the class's usable backends, why it is that one, all candidates, their points."""
+    candidates = [offer for offer in cls.offers if offer.backend.bit & usable]
+    home = home_of(cache_key, candidates) if cache_key is not None else None
+    points = scoring.points(candidates, home)
+    if len(candidates) == 1:
+        return candidates[0], "only_candidate", candidates, points
+    if cls.strategy == "round_robin":
+        return _in_turn(candidates), "round_robin", candidates, points
+    if cls.strategy == "affinity" and home is not None:
+        return home, "affinity", candidates, points
+    chosen, reason = _highest(candidates, points, home)
+    return chosen, reason, candidates, points
+
+
+def _in_turn(offers: Sequence[Offer]) -> Offer:
+    """The one that was chosen least recently."""
+    return min(offers, key=_last_picked)
+
+
+def _last_picked(offer: Offer) -> int:
+    return offer.backend.picked
+
+
+def _highest(
+    candidates: Sequence[Offer], points: Sequence[tuple[float, ...]], home: Offer | None
+) -> tuple[Offer, ChoiceReason]:
+    totals = [sum(parts) for parts in points]
+    enough = max(totals) - TIE_POINTS
+    tied = [offer for offer, total in zip(candidates, totals, strict=True) if total >= enough]
+    if len(tied) > 1:
+        return _in_turn(tied), "round_robin"
+    chosen = tied[0]
+    if chosen is home and _affinity_decided(candidates, points, totals, chosen):
+        return chosen, "affinity"
+    return chosen, "score"
+
+
+def _affinity_decided(
+    candidates: Sequence[Offer],
+    points: Sequence[tuple[float, ...]],
+    totals: Sequence[float],
+    chosen: Offer,
+) -> bool:
+    """Whether another backend would have won without the points for the cache key."""
+    index = candidates.index(chosen)
+    without = totals[index] - points[index][-1]
+    return any(total >= without for i, total in enumerate(totals) if i != index)
+
+
+Constraint = Callable[[Job, ModelSpec], str | None]
+#: What a request may need of a model, apart from its context.
+CAPABILITIES: tuple[tuple[str, Constraint], ...] = (
+    ("modality", has_modality),
+    ("structured_output", has_structured_output),
+    ("tools", has_tools),
+)

@@ -1,0 +1,235 @@
+"""Where jobs wait: one first-come queue per unit and class, one heap of units per class.
+
+Among users whose factor is 1 the order of priority is that of ``tag + wait bonus rate · h``,
+which depends neither on the time nor on the reference or the burst credits. So each class keeps a
+heap by that key and corrects it late: an entry whose unit was charged meanwhile is too low and is
+replaced when it comes to the top; a refund pushes a second entry, and the older one is skipped.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING
+
+from scheduler.core.drain import DrainRate
+from scheduler.core.jobs import Strategy
+from scheduler.core.tickets import Served, Ticket
+from scheduler.core.units import UnitState
+
+if TYPE_CHECKING:
+    from scheduler.core.cluster import Offer
+
+#: (key, number of the head ticket, flow): the lowest is served first, the older one on a tie.
+Entry = tuple[float, int, "Flow"]
+
+_COMPACT_FROM = 64  # dead entries or tickets that are not worth a rebuild
+
+
+class Flow:
+    """One unit's waiting jobs of one class.
+
+    ``offset`` is what sets the unit's tag in this class apart from its own (R8). ``own_tag`` is
+    the tag that the unit's use of this very class has led to, which no clamp forgives.
+    """
+
+    __slots__ = (
+        "cls",
+        "entry",
+        "lane",
+        "last_dispatch",
+        "live",
+        "offset",
+        "own_tag",
+        "tickets",
+        "unit",
+        "waiting_since",
+        "weight_share",
+    )
+
+    def __init__(self, unit: UnitState, cls: JobClass) -> None:
+        self.unit = unit
+        self.cls = cls
+        self.lane = cls.lanes[unit.background]
+        self.tickets: deque[Ticket] = deque()  # with those that have left since
+        self.live = 0  # tickets that still wait
+        self.offset = 0.0
+        self.own_tag = float("-inf")
+        self.last_dispatch = float("-inf")
+        self.entry: Entry | None = None  # the valid one in the lane's heap
+        self.waiting_since = 0.0
+        self.weight_share = 0.0  # what it adds to the lane's ``waiting_weight``
+
+    @property
+    def tag(self) -> float:
+        """The unit's tag as this class sees it."""
+        return self.unit.tag + self.offset
+
+    def head(self) -> Ticket:
+        """The next to be served. The flow must not be empty."""
+        tickets = self.tickets
+        while (ticket := tickets[0]).state != "queued" or ticket.flow is not self:
+            tickets.popleft()
+        return ticket
+
+    def newest(self) -> Ticket:
+        """The last to be served. The flow must not be empty."""
+        tickets = self.tickets
+        while (ticket := tickets[-1]).state != "queued" or ticket.flow is not self:
+            tickets.pop()
+        return ticket
+
+    def waits_from(self) -> float:
+        """h of R11: a deep queue earns no bonus for its later jobs."""
+        return max(self.head().enqueued_at, self.last_dispatch)
+
+    def waiting(self) -> list[Ticket]:
+        """Its tickets in the order of service."""
+        return [t for t in self.tickets if t.state == "queued" and t.flow is self]
+
+    def insert(self, ticket: Ticket) -> None:
+        """Put a ticket at its place by age: the end, unless it has waited before (P6)."""
+        tickets = self.tickets
+        if not self.live:
+            tickets.clear()
+        age = (ticket.enqueued_at, ticket.number)
+        if not tickets or (tickets[-1].enqueued_at, tickets[-1].number) < age:
+            tickets.append(ticket)
+        else:
+            younger = (i for i, t in enumerate(tickets) if (t.enqueued_at, t.number) > age)
+            tickets.insert(next(younger), ticket)
+        self.live += 1
+
+    def compact(self) -> None:
+        """Drop the tickets that have left, once they are many."""
+        if len(self.tickets) > 2 * self.live + _COMPACT_FROM:
+            self.tickets = deque(self.waiting())
+
+
+class Lane:
+    """The heap of one class, for one kind of weight: positive, or 0 for background (R13)."""
+
+    __slots__ = (
+        "aside",
+        "flows",
+        "heap",
+        "level",
+        "longest_wait",
+        "queued",
+        "running",
+        "waiting_weight",
+    )
+
+    def __init__(self) -> None:
+        self.level = 0.0  # the tag at which the latest dispatch started
+        self.heap: list[Entry] = []
+        self.aside: list[Flow] = []  # heavy users, compared one by one (R9)
+        self.flows: set[Flow] = set()  # with waiting jobs
+        self.queued = 0
+        self.running = 0
+        self.waiting_weight = 0.0
+        self.longest_wait = 0.0  # seconds, of the first in a flow (T1)
+
+    def push(self, flow: Flow, wait_bonus_rate: float) -> None:
+        """Enter the flow anew if it has no entry or has moved forward."""
+        head = flow.head()
+        entry = (flow.tag + wait_bonus_rate * flow.waits_from(), head.number, flow)
+        if flow.entry is None or entry[:2] < flow.entry[:2]:
+            flow.entry = entry
+            heapq.heappush(self.heap, entry)
+            if len(self.heap) > 2 * len(self.flows) + _COMPACT_FROM:
+                self._compact()
+
+    def top(self, wait_bonus_rate: float) -> Flow | None:
+        """The flow with the least key, with its entry corrected; None if there is none."""
+        heap = self.heap
+        while heap:
+            entry = heap[0]
+            flow = entry[2]
+            if flow.entry is not entry:
+                heapq.heappop(heap)
+                continue
+            head = flow.head()
+            key = (
+                flow.unit.tag
+                + flow.offset
+                + wait_bonus_rate * max(head.enqueued_at, flow.last_dispatch)
+            )
+            if key == entry[0] and head.number == entry[1]:
+                return flow
+            flow.entry = entry = (key, head.number, flow)
+            heapq.heapreplace(heap, entry)
+        return None
+
+    def set_aside(self, flow: Flow) -> None:
+        """Take the top entry's flow out of the heap: its factor is below 1."""
+        heapq.heappop(self.heap)
+        flow.entry = None
+        self.aside.append(flow)
+
+    def rebuild(self, wait_bonus_rate: float) -> None:
+        """Enter everybody anew, as after a change of the wait bonus rate."""
+        self.heap = []
+        self.aside = []
+        for flow in self.flows:
+            flow.entry = None
+            self.push(flow, wait_bonus_rate)
+
+    def _compact(self) -> None:
+        self.heap = [entry for entry in self.heap if entry[2].entry is entry]
+        heapq.heapify(self.heap)
+
+
+class JobClass:
+    """The jobs of one model with the same set of eligible backends.
+
+    ``mask`` and ``avoid`` have one bit per backend; those in ``avoid`` have failed a job before
+    and count only while none of ``mask`` is in service (P6).
+    """
+
+    __slots__ = (
+        "avoid",
+        "dispatches",
+        "drain",
+        "hold_average",
+        "hopeless",
+        "key",
+        "lanes",
+        "mask",
+        "model_name",
+        "offers",
+        "queue_bound",
+        "queued",
+        "running",
+        "served",
+        "served_copy",
+        "strategy",
+        "unfit",
+    )
+
+    def __init__(self, model_name: str, mask: int, avoid: int) -> None:
+        self.model_name = model_name
+        self.mask = mask
+        self.avoid = avoid
+        self.key = (model_name, mask, avoid)
+        self.lanes = (Lane(), Lane())
+        self.offers: list[Offer] = []
+        self.strategy: Strategy = "score"
+        self.unfit = 0  # backends whose free memory the model exceeds (P1)
+        self.hopeless = False  # no backend has the memory at all
+        self.queue_bound = 0  # the sum of its backends' max_queue (R16)
+        self.queued = 0
+        self.running = 0
+        self.hold_average = 0.0  # tokens
+        self.dispatches = 0
+        self.drain = DrainRate()
+        self.served: dict[str, tuple[int, float]] = {}  # {group: (jobs, tokens held)}
+        self.served_copy: tuple[int, Served] = (0, {})
+
+    def served_so_far(self) -> Served:
+        """A copy of ``served``, shared by all who ask between two dispatches."""
+        count, copy = self.served_copy
+        if count != self.dispatches:
+            copy = dict(self.served)
+            self.served_copy = (self.dispatches, copy)
+        return copy

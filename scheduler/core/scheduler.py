@@ -1,0 +1,420 @@
+"""The scheduler as the rest of MindRouter sees it: one object that owns all mutable state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from scheduler.core import checkpoint, looking
+from scheduler.core.bounds import Bounds
+from scheduler.core.catalogue import Catalogue
+from scheduler.core.cluster import TOKEN_RATE_UNKNOWN, Cluster
+from scheduler.core.dispatch import Dispatcher, put_back_in_order
+from scheduler.core.drain import retry_after
+from scheduler.core.errors import Evicted, Rejected
+from scheduler.core.fairshare import FairShare
+from scheduler.core.gap import GapMeter
+from scheduler.core.jobs import BackendSpec, Job, Strategy, Telemetry, Usage, UserSpec
+from scheduler.core.placement import Scoring
+from scheduler.core.queue import JobClass
+from scheduler.core.tickets import Decision, Lease, Settlement, Ticket, TicketState
+from scheduler.core.tunables import Tunables
+from scheduler.core.units import Account, Roster
+from scheduler.core.views import BackendView, QueuedView, ShareView, Stats
+from scheduler.core.waiting import WaitingRoom
+
+__all__ = [
+    "BackendView",
+    "Decision",
+    "Lease",
+    "QueuedView",
+    "Scheduler",
+    "Settlement",
+    "ShareView",
+    "Stats",
+    "Ticket",
+]
+
+
+class Scheduler:
+    """Decides who is served next and where. Not thread-safe; no I/O, no clock, no asyncio.
+
+    ``now`` is monotonic seconds. After any change call ``pump``, which dispatches and tells what
+    has become of the tickets; without changes call it again at ``next_event``.
+    """
+
+    def __init__(self, tunables: Tunables) -> None:
+        self._tunables = tunables
+        self._backends: list[BackendSpec] = []
+        self._strategies: Mapping[str, Strategy] = {}
+        self._roster = Roster(tunables)
+        self._share = FairShare(self._roster, tunables)
+        self._cluster = Cluster(tunables.backend_fail_window, tunables.backend_stale_after)
+        self._catalogue = Catalogue(self._cluster)
+        self._bounds = Bounds(self._catalogue, tunables)
+        self._waiting = WaitingRoom(self._roster, self._share, self._cluster, tunables)
+        self._dispatcher = Dispatcher(
+            self._roster, self._share, self._cluster, self._waiting, Scoring(tunables)
+        )
+        self._gap = GapMeter(self._roster)
+        self._changed: list[Ticket] = []  # to be told by the next pump
+        self._dirty = False  # something may be dispatched
+        self._arrivals = 0
+        self._now = 0.0
+
+    # ---- configuration
+
+    def configure(
+        self,
+        *,
+        tunables: Tunables,
+        users: Mapping[int, UserSpec],
+        backends: Sequence[BackendSpec],
+        strategies: Mapping[str, Strategy],
+        now: float,
+    ) -> None:
+        """Take up a new configuration, also for jobs that wait or run (R13, R14).
+
+        Weights act on the next dispatch and move nobody's tag. Leases on a removed backend settle
+        as usual. Strategies are by model name; without one a model is placed by score.
+        """
+        self._now = max(self._now, now)
+        self._tune(tunables)
+        regrouped = self._roster.configure(users, tunables)
+        specs = list(backends)
+        if specs != self._backends or dict(strategies) != self._strategies:
+            self._backends, self._strategies = specs, dict(strategies)
+            self._cluster.configure(specs, now)
+            self._catalogue.configure(self._strategies)
+            regrouped = True
+        else:
+            self._cluster.refresh_all(now)
+        if regrouped:
+            self._classify_again(now)
+        for unit in list(self._roster.units.values()):
+            if (self._roster.base_weight(unit) <= 0.0) != unit.background:
+                self._share.change_lane(unit, now)
+        self._waiting.reset_deadlines()
+        if self._share.burst.idle_since is None:
+            self._rest_if_idle(now)
+        self._dirty = True
+
+    def _tune(self, tunables: Tunables) -> None:
+        rate = self._tunables.wait_bonus_rate
+        self._tunables = tunables
+        self._share.tune(tunables)
+        self._cluster.tune(tunables.backend_fail_window, tunables.backend_stale_after)
+        self._bounds.tune(tunables)
+        self._waiting.tune(tunables)
+        self._dispatcher.scoring = Scoring(tunables)
+        if tunables.wait_bonus_rate != rate:
+            for cls in self._waiting.classes:
+                for lane in cls.lanes:
+                    lane.rebuild(tunables.wait_bonus_rate)
+
+    def _classify_again(self, now: float) -> None:
+        """Move waiting jobs to the classes that they belong to now; drop what nobody can serve."""
+        for ticket in self._waiting.all_tickets():
+            account = ticket.flow.unit.account
+            try:
+                cls, ticket.ruled_out = self._catalogue.classify(
+                    ticket.job, account.spec.group_id, ticket.avoid
+                )
+            except Rejected as refusal:
+                self._drop(ticket, Evicted(refusal.reason, refusal.message), now)
+                continue
+            if cls is not ticket.flow.cls:
+                self._waiting.move(ticket, cls, now)
+        self._catalogue.forget_idle()
+        self._roster.forget_flows(set(self._catalogue.classes.values()))
+
+    def observe(self, backend_id: int, telemetry: Telemetry) -> None:
+        """Heed what a poll has learned, unless something younger is known (P1)."""
+        backend = self._cluster.by_id.get(backend_id)
+        if backend is not None and self._cluster.observe(backend, telemetry):
+            self._now = max(self._now, telemetry.observed_at)
+            self._refresh(self._now)
+
+    def _refresh(self, now: float) -> None:
+        """Something about the backends has changed, or a window has ended."""
+        self._cluster.refresh_all(now)
+        self._catalogue.look_at_memory()
+        self._dirty = True
+
+    # ---- a job's life
+
+    def submit(self, job: Job, now: float, *, enqueued_at: float | None = None) -> Ticket:
+        """Queue a job; ``pump`` serves it. Raises: Rejected."""
+        account = self._roster.account(job.user_id)
+        cls, ruled_out = self._catalogue.classify(job, account.spec.group_id)
+        self._check_concurrency(account, cls, now)
+        self._check_bounds(job, account, cls, now)
+        unit = self._roster.unit(job.unit, account)
+        if not self._waiting.queued and not self._dispatcher.running:
+            self._share.burst.wake(now)
+        self._arrivals += 1
+        ticket = Ticket(job, self._arrivals, now if enqueued_at is None else enqueued_at, now)
+        ticket.ruled_out = ruled_out
+        ticket.served_before = cls.served_so_far()
+        ticket.dispatches_before = cls.dispatches
+        self._waiting.enter(ticket, unit, cls, now)
+        self._dirty = True
+        return ticket
+
+    def _check_concurrency(self, account: Account, cls: JobClass, now: float) -> None:
+        """Waiting and running jobs of a user count together (R16)."""
+        limit = account.spec.max_concurrent
+        if limit is not None and account.queued + account.running >= limit:
+            raise Rejected(
+                "concurrency_limit_exceeded",
+                f"You may have {limit} requests at a time.",
+                retry_after(cls.drain.seconds_for(max(1, account.queued), now)),
+            )
+
+    def _check_bounds(self, job: Job, account: Account, cls: JobClass, now: float) -> None:
+        """R16. At a bound it counts who really has to wait, so what can be served is served."""
+        total = self._waiting.queued
+        if self._bounds.own_bound(account) is None and not self._bounds.is_full(cls, total):
+            return
+        if self._dirty:
+            self._dispatch(now)
+        if self._cluster.usable(cls):
+            return
+        wait = retry_after(cls.drain.seconds_for(cls.queued + 1, now))
+        own = self._bounds.own_bound(account)
+        if own is not None:
+            raise Rejected("queue_full", own, wait)
+        if not self._bounds.is_full(cls, self._waiting.queued):
+            return
+        last = self._bounds.to_make_room(cls, job.unit, self._waiting.queued)
+        if last is None:
+            raise Rejected("queue_full", f"Too many requests wait for {job.model_name}.", wait)
+        self._drop(last, Evicted("queue_full", "Dropped to make room for other users.", wait), now)
+
+    def pump(self, now: float) -> list[Ticket]:
+        """Dispatch all that can be (R12) and drop what has waited too long (R16).
+
+        Returns every ticket that was leased or evicted since the last call. Cheap when there is
+        nothing to do.
+        """
+        if now > self._now:
+            self._now = now
+        if now >= self._cluster.changes_at:
+            self._refresh(now)
+        if self._dirty:
+            self._dispatch(now)
+        waiting = self._waiting
+        if waiting.queued:
+            for ticket in waiting.overdue(now):
+                wait = retry_after(ticket.flow.cls.drain.seconds_for(ticket.flow.cls.queued, now))
+                self._drop(
+                    ticket, Evicted("queue_timeout", "No slot became free in time.", wait), now
+                )
+        self._share.burst.after_pass(waiting.queued, now)
+        changed = self._changed
+        self._changed = []
+        return changed
+
+    def _dispatch(self, now: float) -> None:
+        self._dirty = False
+        self._share.window.expire(now)
+        while self._waiting.queued:
+            ticket = self._dispatcher.one(self._waiting.classes, now)
+            if ticket is None:
+                break
+            self._changed.append(ticket)
+        self._waiting.settle_in(now)
+
+    def dispatch_one(self, now: float, model_names: Collection[str]) -> Ticket | None:
+        """Serve only the best job of these models: for simulations that own the backends' slots.
+
+        The ticket is returned here and not told by ``pump``.
+        """
+        self._share.window.expire(now)
+        classes = [cls for cls in self._waiting.classes if cls.model_name in model_names]
+        return self._dispatcher.one(classes, now)
+
+    def note_pass(self, now: float) -> None:
+        """R10 and the waiting times after a series of ``dispatch_one``; ``pump`` does it itself."""
+        self._waiting.settle_in(now)
+        self._share.burst.after_pass(self._waiting.queued, now)
+
+    def cancel(self, ticket: Ticket, now: float) -> None:
+        """The client has left: never charged while queued, refunded once leased. Idempotent."""
+        if ticket.state == "queued":
+            self._leave(ticket, "cancelled", now)
+        elif ticket.state == "leased" and ticket.lease is not None:
+            self._end(ticket.lease, 0.0, "cancelled", now)
+
+    def evict(self, ticket: Ticket, error: Evicted, now: float) -> None:
+        """Drop a waiting job; the next pump tells. Nothing happens to one that does not wait."""
+        if ticket.state == "queued":
+            self._drop(ticket, error, now)
+
+    def _drop(self, ticket: Ticket, error: Evicted, now: float) -> None:
+        ticket.error = error
+        self._leave(ticket, "evicted", now)
+        self._changed.append(ticket)
+
+    def _leave(self, ticket: Ticket, state: TicketState, now: float) -> None:
+        ticket.state = state
+        self._waiting.leave(ticket, now)
+        self._rest_if_idle(now)
+
+    def progress(
+        self, lease: Lease, prompt_tokens: int, completion_tokens: int, now: float
+    ) -> None:
+        """So much has been delivered; what exceeds the hold is charged at once (R4)."""
+        if lease.open:
+            delivered = self._share.cost(
+                Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+            )
+            self._share.charge_excess(lease, delivered)
+
+    def first_byte(self, lease: Lease, now: float) -> None:
+        """The backend has begun to answer (P2)."""
+        if lease.open and lease.first_byte_at is None:
+            lease.first_byte_at = now
+            measures = lease.backend.measures_of(lease.ticket.job.model_name)
+            measures.note_latency(max(0.0, now - lease.dispatched_at))
+
+    def settle(self, lease: Lease, usage: Usage, now: float) -> Settlement:
+        """Free the slot and charge what was used (R5). A second call changes nothing."""
+        flow = lease.flow
+        cost = self._share.cost(usage)
+        if not lease.open:
+            return Settlement(0.0, cost, self._share.shown_deficit(flow.unit))
+        model_name = lease.ticket.job.model_name
+        self._share.learn_output(flow.unit, model_name, usage.completion_tokens)
+        seconds = now - lease.dispatched_at
+        if usage.completion_tokens > 0 and seconds > 0.0 and not usage.estimated:
+            rate = usage.completion_tokens / seconds
+            lease.backend.measures_of(model_name).note_rate(rate)
+        self._end(lease, cost, "settled", now)
+        return Settlement(cost, cost, self._share.shown_deficit(flow.unit))
+
+    def refund(self, lease: Lease, now: float) -> None:
+        """Failed before any output, and not to be tried again: nothing is charged (R6)."""
+        if lease.open:
+            self._end(lease, 0.0, "settled", now)
+
+    def _end(self, lease: Lease, cost: float, state: TicketState, now: float) -> None:
+        lease.ticket.state = state
+        self._dispatcher.end(lease, cost, now)
+        self._rest_if_idle(now)
+        self._dirty = True
+
+    def _rest_if_idle(self, now: float) -> None:
+        if not self._waiting.queued and not self._dispatcher.running:
+            self._share.burst.rest(now)
+
+    def retry(self, lease: Lease, now: float, *, exclude: frozenset[int] = frozenset()) -> None:
+        """The attempt failed before any output: refund it and queue the job at its old place (P6).
+
+        Backends in ``exclude`` are avoided while another eligible one is in service. Bounds do
+        not apply. ``ticket.attempts`` counts the attempts made so far.
+        """
+        if not lease.open:
+            return
+        ticket, flow = lease.ticket, lease.flow
+        self._end(lease, 0.0, "queued", now)
+        put_back_in_order(flow, lease)
+        ticket.lease = None
+        ticket.avoid = exclude
+        cls = flow.cls
+        try:
+            group_id = flow.unit.account.spec.group_id
+            cls, ticket.ruled_out = self._catalogue.classify(ticket.job, group_id, exclude)
+        except Rejected as refusal:
+            self._fail(ticket, refusal)
+            return
+        if not self._waiting.queued and not self._dispatcher.running:
+            self._share.burst.wake(now)
+        self._waiting.enter(ticket, flow.unit, cls, now)
+
+    def _fail(self, ticket: Ticket, refusal: Rejected) -> None:
+        ticket.state = "evicted"
+        ticket.error = Evicted(refusal.reason, refusal.message, refusal.retry_after)
+        self._changed.append(ticket)
+
+    # ---- backends' behaviour (P5)
+
+    def mark_failed(self, backend_id: int, now: float) -> None:
+        """A connection failed, or broke before the first byte: leave it alone for a while."""
+        backend = self._cluster.by_id.get(backend_id)
+        if backend is not None:
+            self._cluster.mark_failed(backend, now)
+            self._dirty = True
+
+    def mark_busy(self, backend_id: int, now: float, seconds: float = 1.0) -> None:
+        """It said that it is full: offer it nothing for a moment, without holding it against it."""
+        backend = self._cluster.by_id.get(backend_id)
+        if backend is not None:
+            self._cluster.mark_busy(backend, now, seconds)
+
+    def mark_ok(self, backend_id: int, now: float) -> None:
+        """A request succeeded there: it is trusted again."""
+        backend = self._cluster.by_id.get(backend_id)
+        if backend is not None and backend.suspect:
+            self._cluster.mark_ok(backend, now)
+            self._dirty = True
+
+    def next_event(self, now: float) -> float | None:
+        """When to call ``pump`` although nothing else happens. None: never."""
+        if self._changed or self._dirty:
+            return now
+        if not self._waiting.queued:
+            return None
+        times = [
+            self._cluster.changes_at,
+            self._waiting.next_deadline(),
+            self._share.burst.next_halving(),
+        ]
+        soonest = min(time for time in times if time is not None)
+        return soonest if soonest < float("inf") else None
+
+    # ---- looking
+
+    def token_rate(self, backend_id: int) -> float:
+        """Output tokens per second of one request there, as measured; a guess if never (R4)."""
+        backend = self._cluster.by_id.get(backend_id)
+        if backend is None:
+            return TOKEN_RATE_UNKNOWN
+        return backend.token_rate()
+
+    def position(self, ticket: Ticket, now: float) -> tuple[int, float | None]:
+        """How many dispatches of its class until the job is served, itself included, and how many
+        seconds that takes at the measured rate. (0, None): it does not wait."""
+        if ticket.state != "queued":
+            return 0, None
+        position = self._waiting.position(ticket)
+        return position, ticket.flow.cls.drain.seconds_for(position, now)
+
+    def queue(self, now: float) -> list[QueuedView]:
+        """Every waiting job, in the order of service within each class."""
+        return looking.queue(self._waiting, self._share, self._roster, now)
+
+    def stats(self, now: float) -> Stats:
+        return looking.stats(self._waiting, self._share, self._roster, now)
+
+    def backend_states(self, now: float) -> list[BackendView]:
+        return looking.backends(self._cluster, self._waiting, now)
+
+    def shares(self, now: float) -> list[ShareView]:
+        """Of every unit with jobs or with recent tokens."""
+        return looking.shares(self._share, self._roster, now)
+
+    def service_gap(self, now: float) -> tuple[float, float]:
+        """The largest gap in service between two users who have both been waiting, and the bound
+        that it must not exceed (T1). Tokens per unit of weight."""
+        return self._gap.measure(self._catalogue.classes.values(), self._tunables, now)
+
+    # ---- surviving a restart
+
+    def checkpoint(self, now: float) -> dict[str, Any]:
+        """Everything that shares depend on, as JSON values."""
+        return checkpoint.save(self._roster, self._share, self._cluster, now)
+
+    def restore(self, state: dict[str, Any], now: float) -> None:
+        """Take up a checkpoint, after ``configure`` and before the first job."""
+        checkpoint.load(state, self._roster, self._share, self._cluster, now)

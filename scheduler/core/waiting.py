@@ -1,0 +1,234 @@
+"""The queue as a whole: who enters and leaves, the longest waits, and estimated positions."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from scheduler.core.cluster import BackendState, Cluster
+from scheduler.core.fairshare import FairShare
+from scheduler.core.queue import Flow, JobClass, Lane
+from scheduler.core.tickets import Ticket, WaitReason
+from scheduler.core.tunables import Tunables
+from scheduler.core.units import Roster, UnitState
+
+_COMPACT_FROM = 1000  # outdated deadlines that are not worth a rebuild
+_EXACT_UNITS = 8  # with more units waiting, the position at arrival is only estimated
+_LEAST_STEP = 1e-9  # tokens per unit of weight; a job without cost still counts as one
+
+#: (when, serial number, ticket); outdated ones are skipped
+Deadline = tuple[float, int, Ticket]
+
+
+class WaitingRoom:
+    """All waiting jobs, by class. The only place that changes the counts of waiting jobs."""
+
+    def __init__(
+        self, roster: Roster, share: FairShare, cluster: Cluster, tunables: Tunables
+    ) -> None:
+        self._roster = roster
+        self._share = share
+        self._cluster = cluster
+        self.queued = 0
+        self.classes: dict[JobClass, None] = {}  # with waiting jobs; ordered, unlike a set
+        self.fresh: list[Ticket] = []  # entered since the last dispatch pass
+        self._deadlines: list[Deadline] = []
+        self._serial = 0
+        self.tune(tunables)
+
+    def tune(self, tunables: Tunables) -> None:
+        self._max_wait = tunables.max_wait
+
+    # ---- entering and leaving
+
+    def enter(self, ticket: Ticket, unit: UnitState, cls: JobClass, now: float) -> None:
+        """Queue the ticket with its unit's jobs of the class."""
+        flow = unit.flows.get(cls)
+        if flow is None:
+            flow = unit.flows[cls] = Flow(unit, cls)
+        ticket.flow = flow
+        ticket.queued_since = now
+        if not unit.queued and not unit.running:
+            self._roster.activated(unit)
+        starts = not flow.live
+        if starts:
+            self._share.activate(flow, now)
+        flow.insert(ticket)
+        self._count(flow, 1)
+        self._share.active[unit.background].add(cls)
+        self.fresh.append(ticket)
+        if starts or flow.tickets[0] is ticket:
+            flow.lane.push(flow, self._share.wait_bonus_rate)
+
+    def leave(self, ticket: Ticket, now: float) -> None:
+        """The ticket waits no more, for whatever reason. Its state must have changed before."""
+        flow = ticket.flow
+        flow.live -= 1
+        self._count(flow, -1)
+        ticket.waited_seconds += max(0.0, now - ticket.queued_since)
+        if not flow.live:
+            self._share.deactivate(flow)
+            flow.tickets.clear()
+        else:
+            flow.compact()
+        unit = flow.unit
+        self._share.note_activity(flow.cls, unit.background)
+        if not unit.queued and not unit.running:
+            self._roster.rested(unit)
+            self._share.window.add(unit, 0.0, now)
+
+    def all_tickets(self) -> list[Ticket]:
+        """In the order of their age."""
+        tickets = [
+            ticket
+            for cls in self.classes
+            for lane in cls.lanes
+            for flow in lane.flows
+            for ticket in flow.waiting()
+        ]
+        return sorted(tickets, key=lambda ticket: (ticket.enqueued_at, ticket.number))
+
+    def move(self, ticket: Ticket, cls: JobClass, now: float) -> None:
+        """To another class, as after a change of the configuration."""
+        unit = ticket.flow.unit
+        ticket.state = "moving"
+        self.leave(ticket, now)
+        ticket.state = "queued"
+        self.enter(ticket, unit, cls, now)
+
+    def _count(self, flow: Flow, change: int) -> None:
+        cls, unit = flow.cls, flow.unit
+        account = unit.account
+        self.queued += change
+        flow.lane.queued += change
+        unit.queued += change
+        account.queued += change
+        if account.group is not None:
+            account.group.queued += change
+        cls.queued += change
+        if cls.queued:
+            self.classes[cls] = None
+        else:
+            self.classes.pop(cls, None)
+
+    # ---- the longest wait
+
+    def settle_in(self, now: float) -> None:
+        """After a dispatch pass: what has just come and was not served has to wait."""
+        for ticket in self.fresh:
+            if ticket.state == "queued":
+                if ticket.deadline is None:
+                    ticket.wait_reason = self._why(ticket, now)
+                    ticket.position_at_arrival = self._arrival_position(ticket)
+                self._set_deadline(ticket)
+        self.fresh.clear()
+
+    def _set_deadline(self, ticket: Ticket) -> None:
+        """Only time in the queue counts, not that of attempts that failed."""
+        own = ticket.flow.unit.account.spec.max_wait_seconds
+        left = (self._max_wait if own is None else own) - ticket.waited_seconds
+        deadline = left + (ticket.queued_since if ticket.waited_seconds else ticket.enqueued_at)
+        if deadline == ticket.deadline:
+            return
+        ticket.deadline = deadline
+        self._serial += 1
+        heapq.heappush(self._deadlines, (deadline, self._serial, ticket))
+        if len(self._deadlines) > 2 * self.queued + _COMPACT_FROM:
+            self._deadlines = [entry for entry in self._deadlines if _is_due(entry)]
+            heapq.heapify(self._deadlines)
+
+    def reset_deadlines(self) -> None:
+        """The limits may have changed."""
+        for ticket in [entry[2] for entry in self._deadlines if _is_due(entry)]:
+            self._set_deadline(ticket)
+
+    def next_deadline(self) -> float | None:
+        deadlines = self._deadlines
+        while deadlines and not _is_due(deadlines[0]):
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def overdue(self, now: float) -> list[Ticket]:
+        """Tickets that have waited as long as they may."""
+        late: list[Ticket] = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            late.append(heapq.heappop(self._deadlines)[2])
+        return late
+
+    # ---- why, and how long
+
+    def _why(self, ticket: Ticket, now: float) -> WaitReason:
+        flow = ticket.flow
+        cls = flow.cls
+        if not (cls.mask | cls.avoid) & self._cluster.alive:
+            failed = any(now < offer.backend.failed_until for offer in cls.offers)
+            return "backends_failed" if failed else "paused"
+        if not cls.mask & self._cluster.alive & ~cls.unfit:
+            return "no_memory"
+        if flow.head() is not ticket:
+            return "own_backlog"
+        others = cls.queued > flow.live
+        return "others_ahead" if others else "backends_full"
+
+    def _arrival_position(self, ticket: Ticket) -> int:
+        """O(1): when few wait exactly, else how far the level has to move to reach the job."""
+        flow = ticket.flow
+        lane = flow.lane
+        if len(lane.flows) <= _EXACT_UNITS:
+            return self.position(ticket)
+        hold = flow.cls.hold_average or self._share.hold_for(flow.unit, ticket.job)
+        ahead = flow.live - 1
+        start = flow.tag + ahead * hold / self._roster.weight(flow.unit)
+        to_go = max(0.0, start - lane.level) * lane.waiting_weight / max(1.0, hold)
+        return max(ahead + 1, min(flow.cls.queued, 1 + math.floor(to_go)))
+
+    def position(self, ticket: Ticket) -> int:
+        """1-based: how many of its class are served up to this job, if all goes as estimated.
+
+        O(units waiting in the class + the unit's own jobs).
+        """
+        flow = ticket.flow
+        ahead = flow.waiting().index(ticket)
+        first, step = self.starts(flow)
+        target = first + ahead * step
+        position = ahead + 1
+        if flow.lane is flow.cls.lanes[True]:
+            position += flow.cls.lanes[False].queued
+        for other in flow.lane.flows:
+            if other is not flow:
+                position += self._jobs_before(other, target, ticket.number)
+        return position
+
+    def _jobs_before(self, flow: Flow, target: float, number: int) -> int:
+        first, step = self.starts(flow)
+        if target < first:
+            return 0
+        jobs = math.ceil((target - first) / step)
+        if first + jobs * step == target and flow.head().number < number:
+            jobs += 1
+        return min(flow.live, jobs)
+
+    def starts(self, flow: Flow) -> tuple[float, float]:
+        """The key at which the flow's first job starts, and what each job adds to it."""
+        first = flow.tag + self._share.wait_bonus_rate * flow.waits_from()
+        hold = self._share.hold_for(flow.unit, flow.head().job)
+        return first, max(_LEAST_STEP, hold / self._roster.weight(flow.unit))
+
+    def in_order(self, lane: Lane) -> list[Ticket]:
+        """All of a lane's tickets in the estimated order of service."""
+        keyed: list[tuple[float, int, Ticket]] = []
+        for flow in lane.flows:
+            first, step = self.starts(flow)
+            keyed += [(first + i * step, t.number, t) for i, t in enumerate(flow.waiting())]
+        return [ticket for _, _, ticket in sorted(keyed, key=lambda item: item[:2])]
+
+    def queued_for(self, backend: BackendState) -> int:
+        """Waiting jobs that the backend could serve."""
+        bit = backend.bit
+        return sum(cls.queued for cls in self.classes if (cls.mask | cls.avoid) & bit)
+
+
+def _is_due(entry: Deadline) -> bool:
+    """Whether the ticket still waits, and still until then."""
+    deadline, _, ticket = entry
+    return ticket.state == "queued" and ticket.deadline == deadline
