@@ -1,6 +1,11 @@
-"""The admin site's application."""
+"""The project as an application (for its commands), and the admin site's."""
 
+from django.apps import AppConfig
 from django.contrib.admin.apps import AdminConfig
+
+
+class MindRouterConfig(AppConfig):
+    name = "mindrouter"
 
 
 class SiteConfig(AdminConfig):

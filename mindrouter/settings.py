@@ -93,6 +93,7 @@ INSTALLED_APPS = [
     "unfold.contrib.filters",
     "unfold.contrib.simple_history",
     "mindrouter.apps.SiteConfig",
+    "mindrouter.apps.MindRouterConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

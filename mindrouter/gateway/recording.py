@@ -36,6 +36,7 @@ def describe_claim(
 ) -> None:
     """Where it went, why, what else could have been, and what it cost."""
     ticket = claim.ticket
+    record.queued_at = clock.wall(ticket.enqueued_at)
     record.position_at_arrival = ticket.position_at_arrival
     if claim.settlement is not None:
         record.charged_tokens = claim.settlement.charged_tokens
