@@ -1,0 +1,1 @@
+"""Ollama's native API, to and from OpenAI's chat completions, completions and embeddings."""
