@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, to and from OpenAI's chat completions."""
