@@ -164,6 +164,7 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
     list_per_page = 50
     list_max_show_all = 0
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they count the whole table, once for each choice
     paginator = BoundedPaginator
     search_fields = ("request_id__exact", "client_request_id__exact")
     search_help_text = "A whole request id, the router's or the client's."

@@ -12,24 +12,8 @@ from typing import Any
 
 from scheduler.explain import Case, number
 
-_CONSTRAINTS = {
-    "model_available": "does not have the model",
-    "modality": "cannot do what was asked",
-    "vision": "does not read images",
-    "embeddings": "makes no embeddings",
-    "structured_output": "makes no structured output",
-    "json": "makes no structured output",
-    "tools": "does not call tools",
-    "context_length": "context too short",
-    "capacity": "full",
-    "memory_fit": "too little free memory",
-    "enabled": "disabled",
-    "draining": "draining",
-    "failed": "failed recently",
-    "busy": "said it was busy",
-    "reachable": "does not answer",
-    "allowed": "not open to this group",
-}
+#: Names of constraints that do not speak for themselves.
+_CONSTRAINTS = {"enabled": "in service", "memory_fit": "memory"}
 
 
 # ---- the timeline

@@ -5,33 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Count, Q
 
-from accounts.models import Group, User
+from accounts.models import Group
 from backends.models import Backend
+from scheduler import runtime
+from scheduler.core.views import ShareView
 from scheduler.core.weights import effective_weight
 from scheduler.explain import Case
 from scheduler.models import Decision, SiteSettings
+from scheduler.runtime import LiveView
 from scheduler.snapshot import fallback_weights, setting_name
-
-if TYPE_CHECKING:
-    from scheduler.core.scheduler import ShareView
-    from scheduler.runtime import LiveView
-
-#: Up to this many users are looked up by number; above, all users are read in one go, because
-#: databases bound the number of parameters of a statement.
-_MOST_PARAMETERS = 5000
 
 
 def live() -> LiveView | None:
     """The running scheduler's view of itself, at most 1 s old; None where none runs."""
-    try:
-        from scheduler import runtime
-    except ImportError:
-        return None
     running = runtime.current()
     return None if running is None else running.view()
 
@@ -126,12 +117,13 @@ def overview(view: LiveView | None) -> Overview:
 def group_figures(view: LiveView | None) -> list[GroupFigures]:
     """Every group by name, then the users without one if any is active.
 
-    At most three queries, however many groups and users there are.
+    Two queries, however many groups and users there are.
     """
     groups = Group.objects.annotate(
         member_count=Count("members", filter=Q(members__is_active=True))
     ).order_by("name")
-    activity = {} if view is None else _activity_by_group(view.shares)
+    ids = {group.name: group.pk for group in groups}
+    activity = {} if view is None else _activity_by_group(view.shares, ids)
     mode = share_mode()
     weights = {group.pk: _weight_in_force(group) for group in groups}
     entitled_all = _fractions(weights)
@@ -183,13 +175,13 @@ def _live_columns(view: LiveView | None, activity: _Activity | None) -> dict[str
     }
 
 
-def _activity_by_group(shares: Iterable[ShareView]) -> dict[int | None, _Activity]:
-    """The shares of all fairness units, summed over each one's group."""
-    shares = list(shares)
-    group_of = groups_of_users({share.user_id for share in shares})
+def _activity_by_group(
+    shares: Iterable[ShareView], ids: Mapping[str, int]
+) -> dict[int | None, _Activity]:
+    """{group id: the shares of all its units together}; None: those without a known group."""
     found: dict[int | None, _Activity] = defaultdict(_Activity)
     for share in shares:
-        one = found[group_of.get(share.user_id)]
+        one = found[ids.get(share.group) if share.group is not None else None]
         one.recent_tokens += share.recent_tokens
         one.queued += share.queued
         one.running += share.running
@@ -197,14 +189,6 @@ def _activity_by_group(shares: Iterable[ShareView]) -> dict[int | None, _Activit
             one.users.add(share.user_id)
             one.weight += share.weight
     return dict(found)
-
-
-def groups_of_users(user_ids: set[int]) -> dict[int, int | None]:
-    """{user id: group id or None}, in one query."""
-    users = User.objects.all()
-    if len(user_ids) <= _MOST_PARAMETERS:
-        users = users.filter(pk__in=user_ids)
-    return dict(users.values_list("pk", "group_id"))
 
 
 def _entitled_now(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +9,9 @@ from playwright.sync_api import Page, expect
 
 from accounts.models import Group, User
 from scheduler import services
+from scheduler.runtime import LiveView
 from tests.factories import make_admin, make_backend, make_decision, make_group, make_user
+from tests.pages.live import Cluster
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -98,15 +98,13 @@ def test_a_refused_weight_is_shown_with_its_error_and_nothing_is_saved(open_sign
 
 
 def test_figures_are_refreshed_while_a_weight_is_being_edited(open_signed_in, monkeypatch):
-    ada, numbers = User.objects.get(username="ada"), itertools.count(1)
+    ada, cluster = User.objects.get(username="ada"), Cluster(slots=1)
 
-    def busy() -> Any:
-        share = SimpleNamespace(
-            user_id=ada.pk, weight=3.0, recent_tokens=100.0, queued=next(numbers), running=1
-        )
-        return SimpleNamespace(shares=[share])
+    def busier_each_time() -> LiveView:
+        cluster.ask(ada)
+        return cluster.view()
 
-    monkeypatch.setattr(services, "live", busy)
+    monkeypatch.setattr(services, "live", busier_each_time)
     group = Group.objects.get(name="faculty").pk
 
     def edit(page: Page) -> tuple[str, bool]:
@@ -119,7 +117,6 @@ def test_figures_are_refreshed_while_a_weight_is_being_edited(open_signed_in, mo
         expect(page.locator(f"#now-{group}")).to_have_text("100\xa0%")
         return weight.input_value(), weight.evaluate("el => el === document.activeElement")
 
-    monkeypatch.setattr(services, "overview", lambda view: None)
     assert open_signed_in()(edit) == ("77", True)
 
 

@@ -218,13 +218,19 @@ def test_the_constraint_table_has_the_chosen_backend_first_and_the_failed_ones_l
     assert [(row.name, row.selected, row.failures) for row in constraints(case())] == [
         ("gpu-2", True, []),
         ("gpu-1", False, []),
-        ("gpu-3", False, ["full: 8 of 8 slots in use"]),
+        ("gpu-3", False, ["capacity: 8 of 8 slots in use"]),
     ]
 
 
 def test_constraints_show_numbers_and_bare_facts():
-    looked = case(constraints={"3": {"context_length": 4096, "draining": True, "odd_rule": None}})
-    assert constraints(looked)[-1].failures == ["context too short: 4,096", "draining", "odd rule"]
+    looked = case(
+        constraints={"3": {"context_length": 4096, "enabled": "is draining", "odd_rule": None}}
+    )
+    assert constraints(looked)[-1].failures == [
+        "context length: 4,096",
+        "in service: is draining",
+        "odd rule",
+    ]
 
 
 def test_the_score_table_has_the_chosen_backend_first():
