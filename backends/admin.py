@@ -116,7 +116,6 @@ class BackendAdmin(SecretAdmin):
         "enabled",
         "draining",
     )
-    list_select_related = ("status", "node")
     list_filter = ("enabled", "draining", "status__detected_engine", "node")
     search_fields = ("name", "base_url")
     autocomplete_fields = ("node",)
@@ -315,7 +314,6 @@ def _warn_when_polls_have_stopped(request: HttpRequest) -> None:
 class NodeAdmin(SecretAdmin):
     form = NodeForm
     list_display = ("name", "gpu_count", "memory", "utilization", "last_answer", "backend_count")
-    list_select_related = ("status",)
     search_fields = ("name",)
     readonly_fields = ("gpu_count", "memory", "utilization", "last_answer", "last_error")
     fieldsets = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.utils import timezone
 
 from backends import services
@@ -23,7 +25,7 @@ from backends.engines.gpu import Gpu
 from backends.engines.observation import ModelInfo, Observation
 from backends.keeping import save_node, save_observation
 from backends.models import Backend, BackendModel, BackendStatus, Node, NodeStatus
-from backends.probe import ProbeResult
+from backends.probe import ProbeResult, Target
 from backends.services import detect, poll_due, probe_backends
 from scheduler.snapshot import configuration_version
 from tests.factories import make_backend
@@ -552,3 +554,18 @@ def test_a_server_can_be_asked_what_it_is_without_a_row() -> None:
         assert {asked.headers["authorization"] for asked in stub.asked} == {"Bearer sk-1"}
     assert (result.engine, result.reachable) == ("llamacpp", True)
     assert detect("http://127.0.0.1:9").reachable is False
+
+
+async def test_probing_from_a_page_leaves_the_gateways_loop_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loops = []
+
+    async def noted(target: Target) -> ProbeResult:
+        loops.append(asyncio.get_running_loop())
+        return ProbeResult(reachable=None)
+
+    monkeypatch.setattr(services, "probe", noted)
+    await sync_to_async(detect)("http://127.0.0.1:9")
+    assert len(loops) == 1
+    assert loops[0] is not asyncio.get_running_loop()

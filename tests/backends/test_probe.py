@@ -236,6 +236,13 @@ async def test_a_compressed_answer_is_not_unpacked() -> None:
     assert "compressed" in result.error
 
 
+async def test_an_endless_answer_is_broken_off() -> None:
+    with openai_stub() as stub:
+        stub.fault = "huge"
+        result = await probe(Target(base_url=stub.url))
+    assert result.error.startswith("GET /v1/models: an answer of more than 4194304 bytes")
+
+
 async def test_hanging_servers_are_given_up_together_and_in_time() -> None:
     with vllm_stub() as stub:
         stub.fault = "hang"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,6 +39,7 @@ class Asked:
     path: str
     headers: dict[str, str]
     body: bytes
+    at: float = field(default_factory=time.monotonic)
 
 
 Answers = dict[str, Answer | Callable[[Asked], Answer]]
@@ -52,8 +54,6 @@ class Stub:
         self.server = server
         self.fault: str | None = None
         self.asked: list[Asked] = []
-        self.at_once = self.most_at_once = 0
-        self._lock = threading.Lock()
         self._released = threading.Event()
         self._http = _Server(("127.0.0.1", port), _handler(self))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
@@ -61,6 +61,10 @@ class Stub:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_port}"
+
+    def times(self, path: str) -> list[float]:
+        """When ``path`` was asked for, in monotonic seconds."""
+        return [asked.at for asked in list(self.asked) if asked.path == path]
 
     def count(self, path: str) -> int:
         return sum(asked.path == path for asked in self.asked)
@@ -82,17 +86,7 @@ class Stub:
 
     def reply(self, asked: Asked) -> Answer | None:
         """The answer to send; None closes the connection without one."""
-        with self._lock:
-            self.asked.append(asked)
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            return self._reply(asked)
-        finally:
-            with self._lock:
-                self.at_once -= 1
-
-    def _reply(self, asked: Asked) -> Answer | None:
+        self.asked.append(asked)
         if self.fault == "hang":
             return self.hang(asked)
         if self.fault is not None:

@@ -1,0 +1,138 @@
+"""Polls of a real llama.cpp server with a real small model, from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backends.engines.observation import ModelInfo
+from backends.probe import ProbeResult, Target, probe
+from tests.factories import make_backend
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = Path(os.environ.get("MINDROUTER_DEMO_MODEL") or Path(sys.prefix) / "share" / "smollm2.gguf")
+
+pytestmark = pytest.mark.llama
+
+Start = Callable[..., str]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a server with these options; its URL. All are stopped in the end."""
+    fetch = [sys.executable, str(ROOT / "deploy" / "fetch_model.py"), str(MODEL)]
+    subprocess.run(fetch, check=True)
+    running: list[subprocess.Popen[str]] = []
+
+    def one(*options: str) -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        script = str(ROOT / "deploy" / "llama_server.py")
+        command = [sys.executable, script, "--model", str(MODEL), "--port", str(port), *options]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        running.append(process)
+        assert process.stdout is not None
+        assert any(line.startswith("READY") for line in process.stdout)
+        return f"http://127.0.0.1:{port}"
+
+    yield one
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    for process in running:
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+async def until(url: str, wanted: Callable[[ProbeResult], bool]) -> ProbeResult:
+    """Poll until the result is as wanted; what happens in the server takes its time."""
+    ends = time.monotonic() + 20
+    while True:
+        result = await probe(Target(base_url=url, known_engine="llamacpp"))
+        if wanted(result) or time.monotonic() > ends:
+            return result
+        await asyncio.sleep(0.05)
+
+
+async def test_an_idle_server_tells_its_model_slots_and_abilities(start: Start) -> None:
+    url = start("--slots", "2", "--ctx", "1024", "--alias", "tiny")
+    result = await probe(Target(base_url=url + "/v1"))
+    assert (result.reachable, result.engine, result.error) == (True, "llamacpp", "")
+    seen = result.observation
+    assert seen is not None
+    assert seen.models == (
+        ModelInfo(
+            name="tiny",
+            vision=False,
+            tools=False,
+            json=True,
+            embeddings=False,
+            context_length=512,  # of 1024 for two slots
+        ),
+    )
+    assert (seen.running, seen.waiting, seen.slots, seen.loaded) == (0, 0, 2, {"tiny": None})
+
+
+async def test_a_busy_server_tells_what_runs_and_what_waits(start: Start) -> None:
+    url = start("--slots", "2", "--ctx", "4096")
+    body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        requests = [
+            asyncio.create_task(client.post(f"{url}/v1/completions", json=body)) for _ in range(5)
+        ]
+        result = await until(
+            url, lambda r: r.observation is not None and r.observation.waiting == 3
+        )
+        assert result.observation is not None
+        assert (result.observation.running, result.observation.waiting) == (2, 3)
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+    result = await until(url, lambda r: r.observation is not None and r.observation.running == 0)
+    assert result.observation is not None
+    assert result.observation.running == 0
+
+
+async def test_a_server_with_a_key_and_embeddings_is_read_with_the_key_only(start: Start) -> None:
+    url = start("--embeddings", "--api-key", "sk-right")
+    refused = await probe(Target(base_url=url, api_key="sk-wrong"))
+    assert (refused.reachable, refused.engine) == (None, "llamacpp")
+    assert "refuses the router's key" in refused.error
+    result = await probe(Target(base_url=url, api_key="sk-right"))
+    assert result.observation is not None
+    assert [model.embeddings for model in result.observation.models or ()] == [True]
+
+
+async def test_polls_let_a_server_sleep_and_do_not_wake_it(start: Start) -> None:
+    url = start("--sleep", "1")
+    asleep = await until(url, lambda r: bool(r.observation and r.observation.sleeping))
+    for _ in range(3):
+        again = await probe(Target(base_url=url, known_engine="llamacpp"))
+        assert again.observation is not None
+        assert (again.reachable, again.observation.sleeping) == (True, True)
+    assert asleep.observation is not None
+    assert asleep.observation.loaded == {}
+
+
+@pytest.mark.django_db
+def test_its_model_can_be_asked_for_after_one_probe(start: Start) -> None:
+    from backends.catalog import models_by_name
+    from backends.services import probe_backends
+
+    backend = make_backend(base_url=start("--alias", "tiny"))
+    probe_backends([backend.pk])
+    spec = models_by_name("llamacpp", backend.models.all())["tiny"]
+    assert (spec.name, spec.tools, spec.context_length) == ("tiny", False, 2048)
