@@ -19,6 +19,7 @@ from scheduler.models import SiteSettings
 
 #: Deleted after everything else was saved, since other entries may leave them only then.
 _REFERRED_TO = ("groups", "nodes")
+_IN_FILE = {column: name for name, column in MODEL_FIELDS.items()}
 _BY_NAME = {section.name: section for section in SECTIONS}
 
 
@@ -252,7 +253,7 @@ class _Application:
             if name == "sha256":
                 self._refuse(f"{path}.key", "is in use already")
                 continue
-            at = path if name == NON_FIELD_ERRORS else f"{path}.{name}"
+            at = path if name == NON_FIELD_ERRORS else f"{path}.{_IN_FILE.get(name, name)}"
             # What could not be read is not there, which need not be said too.
             if at not in known:
                 self.errors += [f"{at}: {message}" for message in messages]

@@ -141,8 +141,6 @@ class Reader:
                     self._read_field(
                         values, at, key, column_of(BackendModel, target), item[key], target
                     )
-            if (values.get("vram_mib") or 0) < 0:
-                self._refuse(f"{at}.vram_mb", "must not be negative")
             found[name] = values
         return found
 

@@ -298,16 +298,21 @@ def test_a_page_is_one_query_without_count_or_large_columns(staff: Client) -> No
     ],
 )
 def test_every_filter_uses_an_index(staff: Client, query: str) -> None:
-    """On the database at hand; an index also gives the order, or all but ties in it."""
     with CaptureQueriesContext(connection) as queries:
         staff.get(f"{URL}?{query}")
     [sql] = [q["sql"] for q in queries if "scheduler_decision" in q["sql"]]
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
-        plan = [row[3] for row in cursor.fetchall()]
-    assert "USING INDEX" in plan[0], plan
-    if query != "client_request_id=c":
-        assert "USE TEMP B-TREE FOR ORDER BY" not in plan, plan
+        if connection.vendor == "sqlite":
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            plan = [row[3] for row in cursor.fetchall()]
+            assert "USING INDEX" in plan[0]
+            # The index gives the order too, or all but ties in it.
+            if query != "client_request_id=c":
+                assert "USE TEMP B-TREE FOR ORDER BY" not in plan
+        else:
+            cursor.execute("SET LOCAL enable_seqscan = off")  # which suits an empty table
+            cursor.execute(f"EXPLAIN {sql}")
+            assert "Index" in " ".join(row[0] for row in cursor.fetchall())
 
 
 def test_the_schema_describes_the_api(staff: Client) -> None:
