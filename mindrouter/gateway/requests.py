@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -161,7 +162,13 @@ def typed_field(fields: dict[str, msgspec.Raw], name: str, kind: Any, expected: 
     raw = fields.get(name)
     if raw is None:
         return None
-    return decode_field(lambda r: msgspec.json.decode(r, type=kind | None), raw, name, expected)
+    return decode_field(_decoder(kind), raw, name, expected)
+
+
+@cache
+def _decoder(kind: Any) -> Callable[[Any], Any]:
+    """Made once for each kind: that costs more than to decode a field."""
+    return msgspec.json.Decoder(kind | None).decode
 
 
 def _asked(
