@@ -77,7 +77,8 @@ async def _read(response: httpx.Response) -> bytes:
 def _describe(error: Exception) -> str:
     if isinstance(error, httpx.ConnectTimeout):
         return "no connection in time"
-    return str(error) or type(error).__name__
+    # It may quote what the server sent, and PostgreSQL stores no NUL.
+    return "".join(c if c.isprintable() else "?" for c in str(error)) or type(error).__name__
 
 
 def _was_refused(error: BaseException) -> bool:
