@@ -14,6 +14,7 @@ import re
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from time import monotonic
 from typing import Any, NamedTuple, cast
 
@@ -35,6 +36,7 @@ SLICE_BYTES = 256 * 1024
 # A server that closes a kept-alive connection just as we use it shows that within moments. A
 # later loss may be the request's own doing (a crash), so it is not silently tried again.
 STALE_SECONDS = 5.0
+_CONNECTION_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"keep-alive"})
 # Once more around the loop before a limit counts as passed: after a pause of this process the
 # timers run before the sockets, and the bytes that were due may be waiting there.
 GRACE_SECONDS = 0.005
@@ -65,7 +67,6 @@ class Connection(asyncio.Protocol):
         "_content_length",
         "_expects_body",
         "_first_byte_timeout",
-        "_head_bytes",
         "_head_done",
         "_headers",
         "_idle_limit",
@@ -129,7 +130,6 @@ class Connection(asyncio.Protocol):
 
     def _reset_exchange(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
         self._head_done = False
         self._complete = False
         self._keep_alive = False
@@ -263,29 +263,23 @@ class Connection(asyncio.Protocol):
         self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > self.MAX_HEAD_BYTES or len(self._headers) >= self.MAX_HEADERS:
-            self._reject("the response head is too large")
         if self._head_done:
             return  # a trailer
         name = name.lower()
-        value = value.rstrip(b" \t")
-        self._headers.append((name, value))
-        if name == b"transfer-encoding":
-            if self._transfer_encoding or value.lower() != b"chunked":
-                self._reject("a transfer coding other than chunked")
-            self._transfer_encoding = value
-        elif name == b"content-length":
-            self._content_length = value
-        elif name == b"keep-alive":
-            self._idle_limit = min(self.idle_seconds, _announced_idle_seconds(value))
+        self._headers.append((name, value.rstrip()))
+        if name in _CONNECTION_HEADERS:
+            self._note(name, value)
 
     def on_headers_complete(self) -> None:
         parser = self._parser
         status = parser.get_status_code()
         version = parser.get_http_version()
+        headers = self._headers
         if version not in ("1.1", "1.0") or not 100 <= status <= 599 or status == 101:
             self._reject(f"HTTP/{version} status {status}")
+        size = sum(map(len, chain.from_iterable(headers)))
+        if len(headers) > self.MAX_HEADERS or size > self.MAX_HEAD_BYTES:
+            self._reject("the response head is too large")
         if status < 200:
             self._skip_interim()
             return
@@ -294,7 +288,7 @@ class Connection(asyncio.Protocol):
         response = self._response
         if response is None:
             return
-        response.headers = self._headers
+        response.headers = headers
         response.status = status
         self._stamp = monotonic()
         self._limit = self._chunk_timeout
@@ -311,6 +305,17 @@ class Connection(asyncio.Protocol):
             self._complete = True
 
     # Inside
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        """Take in a header that concerns the connection."""
+        if name == b"content-length":
+            self._content_length = value
+        elif name == b"keep-alive":
+            self._idle_limit = min(self.idle_seconds, _announced_idle_seconds(value))
+        elif self._transfer_encoding or value.strip().lower() != b"chunked":
+            self._reject("a transfer coding other than chunked")
+        else:
+            self._transfer_encoding = value
 
     def _skip_interim(self) -> None:
         self._interim += 1

@@ -126,7 +126,7 @@ class Response:
                 raise _again(self._error)
             if self.complete:
                 return b""
-            await self._wait()
+            await self._news()
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self.buffered = 0
@@ -173,7 +173,7 @@ class Response:
         while not self.status:
             if self._error is not None:
                 raise _again(self._error)
-            await self._wait()
+            await self._news()
 
     def feed(self, body: bytes) -> None:
         """Take one piece of the body; `wake` tells the reader afterwards."""
@@ -194,18 +194,15 @@ class Response:
 
     def wake(self) -> None:
         """Let a waiting reader look again."""
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def _wait(self) -> None:
-        if self._waiter is not None:
+    def _news(self) -> asyncio.Future[None]:
+        if self._waiter is not None and not self._waiter.done():
             raise RuntimeError("two tasks read the same response")
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
 
 def _again(error: UpstreamError) -> UpstreamError:
