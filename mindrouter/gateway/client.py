@@ -30,8 +30,8 @@ class Client:
     """Reads the request, writes the response, and notices when the client goes.
 
     A disconnect is noticed in every phase: while the body is read, by ``receive`` itself; after
-    ``watch``, by a task that cancels the one that serves the request. ``left`` tells such a
-    cancellation from any other.
+    ``watch``, by our own protocol, or behind any other server by a task, which cancels the one
+    that serves the request. ``left`` tells such a cancellation from any other.
     """
 
     __slots__ = (
@@ -110,12 +110,20 @@ class Client:
     def watch(self) -> None:
         """From now on, cancel the current task when the client goes."""
         self._task = asyncio.current_task()
-        self._watcher = asyncio.create_task(self._watch())
+        connection = self._connection()
+        if connection is not None:
+            connection.on_client_left = self._give_up
+        else:
+            self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._give_up()
+
+    def _connection(self) -> Any:
+        """Our own protocol's connection, or None behind any other server."""
+        return self.scope.get("extensions", {}).get("mindrouter.connection")
 
     def _give_up(self) -> None:
         if not self.ended and self._task is not None:
@@ -125,6 +133,9 @@ class Client:
     def unwatch(self) -> None:
         """The request has been served; what the client does now concerns nobody."""
         self.ended = True
+        connection = self._connection()
+        if connection is not None:
+            connection.on_client_left = None
         if self._watcher is not None:
             self._watcher.cancel()
         if self._stall_timer is not None:
@@ -204,7 +215,7 @@ class Client:
     async def end_and_close(self, last: bytes) -> None:
         """Send ``last``, then close the connection: the answer is not whole."""
         self.ended = True
-        connection = self.scope.get("extensions", {}).get("mindrouter.connection")
+        connection = self._connection()
         if connection is not None:
             connection.close_after_response()
         await self._send({"type": "http.response.body", "body": last})
@@ -216,7 +227,7 @@ class Client:
             await self._send({"type": "http.response.body", "body": b""})
 
     def _abort(self) -> bool:
-        connection = self.scope.get("extensions", {}).get("mindrouter.connection")
+        connection = self._connection()
         if connection is not None:
             connection.abort()
         return connection is not None

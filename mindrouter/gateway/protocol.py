@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -52,6 +53,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._overhead_bytes = 0
         self._in_head = True
         self._head_deadline: asyncio.TimerHandle | None = None
+        self.on_client_left: Callable[[], None] | None = None  # set while a request is served
         self._served: Any = None  # the request being answered; uvicorn's ``cycle`` is the latest
 
     # ---- what the gateway's client calls
@@ -81,6 +83,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._served.disconnected = True
             self._served.message_event.set()
         super().connection_lost(exc)
+        if self.on_client_left is not None:
+            self.on_client_left()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -155,6 +159,8 @@ class GatewayProtocol(HttpToolsProtocol):
         hosts = sum(1 for name, _ in self.headers if name == b"host")
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise httptools.HttpParserError("not exactly one Host")
+        if any(n == b"transfer-encoding" and v.lower() != b"chunked" for n, v in self.headers):
+            raise httptools.HttpParserError("a transfer coding other than chunked")
 
     def _head_is_too_large(self) -> bool:
         if self._head_bytes <= MAX_HEAD_BYTES:
