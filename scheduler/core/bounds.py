@@ -61,7 +61,7 @@ class Bounds:
             yield _EVERYTHING, self._in_total
         for k in self._catalogue.supersets[cls]:
             if self._waiting(k) >= k.queue_bound:
-                yield k.mask | k.avoid, k.queue_bound
+                yield k.everything, k.queue_bound
 
     def to_make_room(self, cls: JobClass, newcomer: Unit, total: int) -> Ticket | None:
         """The newest job of the unit that waits most above its fair part of the full queue.
@@ -88,6 +88,6 @@ class Bounds:
 
     def _flows_within(self, mask: int) -> Iterator[Flow]:
         for cls in self._catalogue.classes.values():
-            if cls.queued and (cls.mask | cls.avoid) & ~mask == 0:
+            if cls.queued and cls.everything & ~mask == 0:
                 for lane in cls.lanes:
                     yield from lane.flows

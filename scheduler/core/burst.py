@@ -35,7 +35,8 @@ class BurstCredits:
 
     def wake(self, now: float) -> None:
         """A job has come."""
-        self.beta = min(self._cap, self.value(now))
+        if self.beta < self._cap:
+            self.beta = self.value(now)
         self.idle_since = None
 
     def after_pass(self, queued: int, now: float) -> None:

@@ -20,6 +20,7 @@ from scheduler.core.placement import (
     has_memory,
     has_model,
     has_permission,
+    score_model_loaded,
 )
 from scheduler.core.queue import JobClass
 from scheduler.core.tickets import Failure
@@ -145,12 +146,12 @@ class Catalogue:
         return cls
 
     def _fill(self, cls: JobClass, pairs: Iterable[Pair]) -> None:
-        cls.offers = [Offer(b, model, b.measures_of(cls.model_name)) for b, model in pairs]
+        cls.offers = [Offer(b, model, b.measures_of(cls.model_name), b.bit) for b, model in pairs]
         cls.strategy = self._strategies.get(cls.model_name, "score")
         takers = [o.backend.spec for o in cls.offers]
         serving = [spec for spec in takers if spec.enabled and not spec.draining]
         cls.queue_bound = sum(spec.max_queue for spec in serving or takers)
-        self._look_at_memory(cls)
+        self._look_at_telemetry(cls)
 
     # ---- changes
 
@@ -164,7 +165,7 @@ class Catalogue:
 
     def _refill(self, cls: JobClass) -> None:
         """Bring a class up to date; whether its jobs still belong there is asked elsewhere."""
-        bits = _bits(cls)
+        bits = cls.everything
         pairs = [
             (backend, backend.spec.models[cls.model_name])
             for backend in self._cluster.configured()
@@ -181,28 +182,27 @@ class Catalogue:
     def _relate(self) -> None:
         classes = list(self.classes.values())
         self.supersets = {
-            cls: [k for k in classes if not _bits(cls) & ~_bits(k)] for cls in classes
+            cls: [k for k in classes if not cls.everything & ~k.everything] for cls in classes
         }
-        self.subsets = {cls: [k for k in classes if not _bits(k) & ~_bits(cls)] for cls in classes}
+        self.subsets = {
+            cls: [k for k in classes if not k.everything & ~cls.everything] for cls in classes
+        }
 
-    def look_at_memory(self) -> None:
+    def look_at_telemetry(self) -> None:
         """Telemetry has changed, or has grown old."""
         for cls in self.classes.values():
-            self._look_at_memory(cls)
+            self._look_at_telemetry(cls)
 
-    def _look_at_memory(self, cls: JobClass) -> None:
+    def _look_at_telemetry(self, cls: JobClass) -> None:
         cls.unfit = 0
         hopeless = bool(cls.offers)
         for offer in cls.offers:
+            offer.loaded = score_model_loaded(offer.backend, offer.model)
             if has_memory(offer.backend, offer.model) is not None:
                 cls.unfit |= offer.backend.bit
             if could_have_memory(offer.backend, offer.model) is None:
                 hopeless = False
         cls.hopeless = hopeless
-
-
-def _bits(cls: JobClass) -> int:
-    return cls.mask | cls.avoid
 
 
 def _kept(

@@ -114,11 +114,15 @@ class BackendState:
 
     def remember_in_flight(self, now: float) -> None:
         history = self.history
-        if history and now - history[-1][0] < HISTORY_STEP_SECONDS:
-            history[-1][1] = max(history[-1][1], self.in_flight)
-            history[-1][2] = self.in_flight
-        else:
-            history.append([now, self.in_flight, self.in_flight])
+        in_flight = self.in_flight
+        if history:
+            latest = history[-1]
+            if now - latest[0] < HISTORY_STEP_SECONDS:
+                latest[2] = in_flight
+                if in_flight > latest[1]:
+                    latest[1] = in_flight
+                return
+        history.append([now, in_flight, in_flight])
 
     def in_flight_around(self, moment: float) -> int:
         """The most that we had in flight in the time a poll at ``moment`` may speak of."""
@@ -138,6 +142,8 @@ class Offer:
     backend: BackendState
     model: ModelSpec
     measures: Measures
+    bit: int
+    loaded: float = 0.5  # ``score_model_loaded``, as of the last poll
 
 
 class Cluster:
@@ -186,7 +192,7 @@ class Cluster:
             return cls.mask & self.free & ~cls.unfit
         if cls.avoid & self.alive:
             return cls.avoid & self.free & ~cls.unfit
-        return (cls.mask | cls.avoid) & self.open  # all have failed: fail open (P5)
+        return cls.everything & self.open  # all have failed: fail open (P5)
 
     def refresh_all(self, now: float) -> None:
         self.changes_at = NEVER

@@ -38,28 +38,49 @@ class Dispatcher:
         """Serve the best of the classes' jobs for which there is a slot (R12)."""
         usable = self._cluster.usable
         choice = self._share.choose([cls for cls in classes if usable(cls)], now)
-        return self._grant(choice, now) if choice is not None else None
-
-    def _grant(self, choice: Choice, now: float) -> Ticket:
+        if choice is None:
+            return None
         flow = choice.flow
-        cls, unit = flow.cls, flow.unit
+        flow.lane.longest_wait = max(flow.lane.longest_wait, now - flow.waits_from())
         ticket = flow.head()
-        job = ticket.job
-        weight = self._roster.weight(unit)
+        flow.tickets.popleft()
+        self._grant(ticket, choice, now)
+        self._waiting.leave(ticket, now)
+        return ticket
+
+    def at_once(self, ticket: Ticket, now: float) -> None:
+        """Serve a job that finds nobody waiting and a free slot, without queueing it first."""
+        flow = ticket.flow
+        unit = flow.unit
+        if not unit.running:
+            self._roster.activated(unit)
+        self._share.join(flow)
+        flow.own_tag = flow.tag
+        self._grant(ticket, self._share.only_choice(flow, ticket, now), now)
+
+    def _grant(self, ticket: Ticket, choice: Choice, now: float) -> None:
+        share = self._share
+        flow, job = choice.flow, ticket.job
+        cls, unit = flow.cls, flow.unit
         usable = self._cluster.usable(cls)
-        offer, reason, candidates, points = place(cls, job.cache_key, usable, self.scoring)
+        offer, reason, points = place(cls, job.cache_key, usable, self.scoring)
+        if not usable & self._cluster.alive:
+            reason = "fail_open"
         failures = ticket.ruled_out
-        if len(candidates) < len(cls.offers):
-            failures += failures_now(cls.offers, candidates, now)
-        beta = self._share.burst.beta
+        if usable != cls.everything:
+            failures += failures_now(cls.offers, usable, now)
+        weight = self._roster.weight(unit)
+        hold = share.hold_for(unit, job)
+        group = unit.account.spec.group_name
+        beta = share.burst.beta
         decision = Decision(
             offer.backend.spec.backend_id,
-            tuple((c.backend.spec.backend_id, p) for c, p in zip(candidates, points, strict=True)),
+            points,
             failures,
-            reason if usable & self._cluster.alive else "fail_open",
+            reason,
             weight * (choice.reference - flow.tag),
             0.0 if unit.background else weight,
-            unit.account.spec.group_name,
+            group,
             unit.recent,
             weight * beta,
             choice.factor,
@@ -69,41 +90,31 @@ class Dispatcher:
             ticket.wait_reason,
             _served_since(ticket, cls),
         )
-        hold = self._share.hold_for(unit, job)
-        lease = Lease(ticket, flow, offer.backend, decision, hold, weight, now)
-        self._start(ticket, lease, now)
-        _count_served(cls, unit.account.spec.group_name or "", hold, now)
-        return ticket
-
-    def _start(self, ticket: Ticket, lease: Lease, now: float) -> None:
-        flow = lease.flow
-        unit = flow.unit
-        self.running += 1
-        unit.running += 1
-        unit.account.running += 1
-        flow.cls.running += 1
-        flow.lane.running += 1
-        flow.lane.longest_wait = max(flow.lane.longest_wait, now - flow.waits_from())
+        lease = Lease(ticket, flow, offer, decision, hold, weight, now)
         ticket.state = "leased"
         ticket.lease = lease
         ticket.attempts += 1
-        flow.tickets.popleft()
         flow.last_dispatch = now
-        self._share.hold(lease)
-        self._waiting.leave(ticket, now)
-        self._cluster.take(lease.backend, lease, now)
+        share.hold(lease)
+        self._count_running(lease, 1)
+        self._cluster.take(offer.backend, lease, now)
+        _count_served(cls, group or "", hold, now)
+
+    def _count_running(self, lease: Lease, change: int) -> None:
+        flow = lease.flow
+        unit, cls = flow.unit, flow.cls
+        self.running += change
+        unit.running += change
+        unit.account.running += change
+        cls.running += change
+        cls.lanes[lease.background].running += change
+        self._share.note_activity(cls, lease.background)
 
     def end(self, lease: Lease, cost: float, now: float) -> None:
         """Free the slot and charge ``cost`` tokens instead of the hold. The lease must be open."""
         lease.open = False
-        flow = lease.flow
-        unit = flow.unit
-        self.running -= 1
-        unit.running -= 1
-        unit.account.running -= 1
-        flow.cls.running -= 1
-        flow.cls.lanes[lease.background].running -= 1
-        self._share.note_activity(flow.cls, lease.background)
+        unit = lease.flow.unit
+        self._count_running(lease, -1)
         self._share.settle(lease, cost)
         unit.charged_total += cost
         self._share.window.add(unit, cost, now)

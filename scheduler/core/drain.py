@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 MEMORY_SECONDS = 30.0
+FORGOTTEN_SECONDS = 5 * MEMORY_SECONDS
+STEP_SECONDS = 0.1  # dispatches closer together count as one moment
 SHORTEST_SECONDS = 1.0  # a rate is not measured over less
 RETRY_AFTER_UNKNOWN = 5
 RETRY_AFTER_MAX = 60
@@ -17,23 +19,24 @@ class DrainRate:
 
     def __init__(self) -> None:
         self._count = 0.0
-        self._at = 0.0
-        self._since: float | None = None
+        self._at = float("-inf")
+        self._since = 0.0
 
     def note(self, now: float) -> None:
         """One more was dispatched."""
-        if self._since is None or now - self._at > 5 * MEMORY_SECONDS:
-            self._since = now
-            self._count = 1.0
-        elif now > self._at:
-            self._count = self._count * math.exp((self._at - now) / MEMORY_SECONDS) + 1.0
-        else:
+        elapsed = now - self._at
+        if elapsed < STEP_SECONDS:
             self._count += 1.0
+            return
+        if elapsed > FORGOTTEN_SECONDS:
+            self._since = now
+            self._count = 0.0
+        self._count = self._count * math.exp(-elapsed / MEMORY_SECONDS) + 1.0
         self._at = now
 
     def per_second(self, now: float) -> float | None:
         """None: nothing has been measured yet, or nothing for a long time."""
-        if self._since is None or now - self._at > 5 * MEMORY_SECONDS:
+        if now - self._at > FORGOTTEN_SECONDS:
             return None
         age = max(SHORTEST_SECONDS, now - self._since)
         span = MEMORY_SECONDS * (1.0 - math.exp(-age / MEMORY_SECONDS))

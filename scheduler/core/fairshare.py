@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from scheduler.core.burst import BurstCredits
 from scheduler.core.jobs import Job, Usage
 from scheduler.core.queue import Entry, Flow, JobClass, Lane
-from scheduler.core.tickets import Clips, Lease
+from scheduler.core.tickets import Clips, Lease, Ticket
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import UNSET, Roster, UnitState
 from scheduler.core.window import UsageWindow
@@ -92,25 +92,28 @@ class FairShare:
 
     def learn_output(self, unit: UnitState, model_name: str, tokens: int) -> None:
         for averages in (unit.outputs, self.outputs):
-            known = averages.get(model_name)
-            averages[model_name] = (
-                float(tokens) if known is None else _KEPT * known + (1.0 - _KEPT) * tokens
-            )
+            known = averages.get(model_name, tokens)
+            averages[model_name] = _KEPT * known + (1.0 - _KEPT) * tokens
 
     # ---- R7: coming and going
 
-    def activate(self, flow: Flow, now: float) -> None:
-        """The flow's queue becomes non-empty: nothing banked, and no boundless debt (R7)."""
+    def join(self, flow: Flow) -> None:
+        """A user comes to a class: nothing banked, and no boundless debt (R7)."""
         unit, cls = flow.unit, flow.cls
-        flow.lane = lane = cls.lanes[unit.background]
-        flow.waiting_since = now
+        flow.lane = cls.lanes[unit.background]
         level = self._level_for(cls, unit.background)
         if level is None:
             if unit.tag == UNSET:
                 unit.tag = self.latest_level[unit.background]
-            lane.level = flow.tag  # the class begins anew here
+            flow.lane.level = unit.tag + flow.offset  # the class begins anew here
         else:
             self._clamp(flow, level)
+
+    def activate(self, flow: Flow, now: float) -> None:
+        """The flow's queue becomes non-empty."""
+        self.join(flow)
+        unit, lane = flow.unit, flow.lane
+        flow.waiting_since = now
         unit.waiting_flows += 1
         lane.flows.add(flow)
         flow.weight_share = self.roster.weight(unit)
@@ -121,14 +124,14 @@ class FairShare:
         lane = cls.lanes[background]
         if lane.queued or lane.running:
             return lane.level
-        active = self.active[background]
-        if not active:
-            return None
-        mask = cls.mask
-        levels = [k.lanes[background].level for k in active if k.mask & mask]
-        if not levels:
-            return None
-        lane.level = level = min(levels)
+        level: float | None = None
+        for other in self.active[background]:
+            if other.mask & cls.mask:
+                theirs = other.lanes[background].level
+                if level is None or theirs < level:
+                    level = theirs
+        if level is not None:
+            lane.level = level
         return level
 
     def _clamp(self, flow: Flow, level: float) -> None:
@@ -140,10 +143,10 @@ class FairShare:
         if tag < level:
             self._lift(flow, level - tag)
             return
-        weight = self.roster.weight(unit)
-        highest = max(level + (self.debt_cap + unit.held) / weight, flow.own_tag)
-        if tag <= highest:
+        highest = level + (self.debt_cap + unit.held) / self.roster.weight(unit)
+        if tag <= highest or tag <= flow.own_tag:
             return
+        highest = max(highest, flow.own_tag)
         if unit.waiting_flows:
             flow.offset -= tag - highest
             unit.has_offsets = True
@@ -189,7 +192,7 @@ class FairShare:
             self.deactivate(flow)
             flow.lane.queued -= flow.live
             self.note_activity(flow.cls, unit.background)
-        unit.background = not unit.background
+        self.roster.change_kind(unit)
         unit.tag, unit.other_tag = unit.other_tag, unit.tag
         unit.epoch += 1
         for flow in unit.flows.values():
@@ -312,7 +315,7 @@ class FairShare:
     def factor(self, unit: UnitState) -> float:
         """R9: below 1 for a unit that has used more than its part of the window."""
         total = self.window.total
-        if unit.recent <= self._threshold * total or total <= 0.0:
+        if unit.recent <= self._threshold * total:
             return 1.0
         return max(0.1, 1.0 - 2.0 * (unit.recent / total - self._threshold))
 
@@ -330,6 +333,11 @@ class FairShare:
     def choice_for_display(self, flow: Flow, now: float) -> Choice:
         """The parts of a waiting flow's priority as they are now."""
         return self._choice(flow, flow.lane.level + self.quantum, now)
+
+    def only_choice(self, flow: Flow, ticket: Ticket, now: float) -> Choice:
+        """When there is nobody else: the reference is the unit's own tag."""
+        wait_bonus = self.wait_bonus_rate * (now - ticket.enqueued_at)
+        return Choice(flow, flow.tag + self.quantum, self.factor(flow.unit), wait_bonus)
 
     def choose(self, ready: Iterable[JobClass], now: float) -> Choice | None:
         """R12: the best user of all ready classes; background only when there is no other."""

@@ -12,8 +12,11 @@ from scheduler.core.affinity import rendezvous
 from scheduler.core.cluster import BackendState, Offer
 from scheduler.core.jobs import BackendSpec, Job, ModelSpec
 from scheduler.core.queue import JobClass
-from scheduler.core.tickets import ChoiceReason
+from scheduler.core.tickets import ChoiceReason, Failure
 from scheduler.core.tunables import Tunables
+
+#: (backend id, its points in the order of SCORE_NAMES)
+Points = tuple[int, tuple[float, ...]]
 
 UNKNOWN = 0.5
 PRIORITY_POINTS = 10.0
@@ -118,13 +121,11 @@ def could_have_memory(backend: BackendState, model: ModelSpec) -> str | None:
     return f"needs {model.vram_mib:.0f} MiB of {telemetry.vram_total_mib:.0f} MiB"
 
 
-def failures_now(
-    offers: Sequence[Offer], candidates: Sequence[Offer], now: float
-) -> tuple[tuple[int, str, str], ...]:
-    """Why each of the offers is not a candidate: ``(backend id, constraint, why)``."""
-    failures = []
+def failures_now(offers: Sequence[Offer], usable: int, now: float) -> tuple[Failure, ...]:
+    """Why each of the offers outside ``usable`` is not a candidate."""
+    failures: list[Failure] = []
     for offer in offers:
-        if offer in candidates:
+        if offer.bit & usable:
             continue
         backend = offer.backend
         checks = (
@@ -142,46 +143,40 @@ def failures_now(
 # ---- P2: soft scores
 
 
-def score_model_loaded(offer: Offer) -> float:
-    """1 loaded, 0 not."""
-    telemetry = offer.backend.fresh_telemetry()
+def score_model_loaded(backend: BackendState, model: ModelSpec) -> float:
+    """1 loaded, 0 not, as of the last poll."""
+    telemetry = backend.fresh_telemetry()
     if telemetry is None or telemetry.loaded_models is None:
         return UNKNOWN
-    return 1.0 if offer.model.name in telemetry.loaded_models else 0.0
+    return 1.0 if model.name in telemetry.loaded_models else 0.0
 
 
-def score_low_utilization(offer: Offer) -> float:
+def score_low_utilization(backend: BackendState) -> float:
     """1 − the part of its slots in use; averaged with what the last poll says, if it does."""
-    backend = offer.backend
-    slots = min(1.0, backend.load() / max(1, backend.spec.max_concurrent))
-    telemetry = backend.fresh_telemetry()
-    if telemetry is None or telemetry.utilization is None:
-        return 1.0 - slots
-    return 1.0 - (slots + min(1.0, max(0.0, telemetry.utilization))) / 2.0
+    used = backend.load() / (backend.spec.max_concurrent or 1)
+    telemetry = backend.telemetry
+    if telemetry is not None and backend.fresh and telemetry.utilization is not None:
+        used = (used + telemetry.utilization) / 2.0
+    return 1.0 - used if 0.0 <= used <= 1.0 else 0.0
 
 
-def score_latency(offer: Offer) -> float:
-    """1 / (1 + seconds to the first byte)."""
-    seconds = offer.measures.latency_seconds
-    if seconds is None:
-        return UNKNOWN
+def score_latency(seconds: float) -> float:
+    """1 / (1 + seconds from dispatch to first byte)."""
     return HALF_LATENCY_SECONDS / (HALF_LATENCY_SECONDS + seconds)
 
 
-def score_short_queue(offer: Offer) -> float:
-    """1 / (1 + requests it has, running or waiting)."""
-    backend = offer.backend
-    telemetry = backend.fresh_telemetry()
-    waiting = (telemetry.waiting or 0) if telemetry is not None else 0
-    return 1.0 / (1.0 + backend.load() + waiting)
+def score_short_queue(backend: BackendState) -> float:
+    """1 / (1 + requests that it has, running or waiting)."""
+    requests = backend.load()
+    telemetry = backend.telemetry
+    if telemetry is not None and backend.fresh and telemetry.waiting:
+        requests += telemetry.waiting
+    return 1.0 / (1.0 + requests)
 
 
-def score_high_throughput(offer: Offer) -> float:
+def score_high_throughput(tokens_per_second: float) -> float:
     """r / (r + 50), r = output tokens per second of one request."""
-    rate = offer.measures.tokens_per_second
-    if rate is None:
-        return UNKNOWN
-    return rate / (rate + HALF_TOKENS_PER_SECOND)
+    return tokens_per_second / (tokens_per_second + HALF_TOKENS_PER_SECOND)
 
 
 class Scoring:
@@ -195,30 +190,37 @@ class Scoring:
         self._throughput = tunables.score_high_throughput
         self._affinity = tunables.score_cache_affinity
 
-    def points(self, offers: Sequence[Offer], home: Offer | None) -> list[tuple[float, ...]]:
-        """The parts of each offer's total, in the order of ``SCORE_NAMES``.
+    def points(self, offers: Sequence[Offer], home: Offer | None) -> list[Points]:
+        """(backend id, parts of its total in the order of ``SCORE_NAMES``) of each offer.
 
         A latency or a rate that is not known of all of them says nothing about which is better:
-        then none of them has any.
+        then it is unknown for each.
         """
-        latency = rate = None
+        latency_known = rate_known = True
         for offer in offers:
             if offer.measures.latency_seconds is None:
-                latency = UNKNOWN
+                latency_known = False
             if offer.measures.tokens_per_second is None:
-                rate = UNKNOWN
-        return [
-            (
-                self._loaded * score_model_loaded(offer),
-                self._utilization * score_low_utilization(offer),
-                self._latency * (score_latency(offer) if latency is None else latency),
-                self._queue * score_short_queue(offer),
-                self._throughput * (score_high_throughput(offer) if rate is None else rate),
-                PRIORITY_POINTS * offer.backend.spec.priority,
+                rate_known = False
+        points: list[Points] = []
+        for offer in offers:
+            backend, measures = offer.backend, offer.measures
+            latency = rate = UNKNOWN
+            if latency_known and measures.latency_seconds is not None:
+                latency = score_latency(measures.latency_seconds)
+            if rate_known and measures.tokens_per_second is not None:
+                rate = score_high_throughput(measures.tokens_per_second)
+            parts = (
+                self._loaded * offer.loaded,
+                self._utilization * score_low_utilization(backend),
+                self._latency * latency,
+                self._queue * score_short_queue(backend),
+                self._throughput * rate,
+                PRIORITY_POINTS * backend.spec.priority,
                 self._affinity if offer is home else 0.0,
             )
-            for offer in offers
-        ]
+            points.append((backend.spec.backend_id, parts))
+        return points
 
 
 # ---- P3, P4: the choice
@@ -226,8 +228,6 @@ class Scoring:
 
 def home_of(cache_key: str, offers: Sequence[Offer]) -> Offer:
     """The first of the offers in the key's own order."""
-    if len(offers) == 1:
-        return offers[0]
 
     def drawn(offer: Offer) -> float:
         spec = offer.backend.spec
@@ -238,19 +238,22 @@ def home_of(cache_key: str, offers: Sequence[Offer]) -> Offer:
 
 def place(
     cls: JobClass, cache_key: str | None, usable: int, scoring: Scoring
-) -> tuple[Offer, ChoiceReason, list[Offer], list[tuple[float, ...]]]:
-    """The best of the class's usable backends, why it is that one, all candidates, their points."""
-    candidates = [offer for offer in cls.offers if offer.backend.bit & usable]
-    home = home_of(cache_key, candidates) if cache_key is not None else None
-    points = scoring.points(candidates, home)
+) -> tuple[Offer, ChoiceReason, list[Points]]:
+    """The best of the class's usable backends, why it is that one, and all candidates' points."""
+    candidates = cls.offers
+    if usable != cls.everything:
+        candidates = [offer for offer in candidates if offer.bit & usable]
     if len(candidates) == 1:
-        return candidates[0], "only_candidate", candidates, points
+        only = candidates[0]
+        return only, "only_candidate", scoring.points(candidates, only if cache_key else None)
+    home = home_of(cache_key, candidates) if cache_key else None
+    points = scoring.points(candidates, home)
     if cls.strategy == "round_robin":
-        return _in_turn(candidates), "round_robin", candidates, points
+        return _in_turn(candidates), "round_robin", points
     if cls.strategy == "affinity" and home is not None:
-        return home, "affinity", candidates, points
+        return home, "affinity", points
     chosen, reason = _highest(candidates, points, home)
-    return chosen, reason, candidates, points
+    return chosen, reason, points
 
 
 def _in_turn(offers: Sequence[Offer]) -> Offer:
@@ -263,29 +266,19 @@ def _last_picked(offer: Offer) -> int:
 
 
 def _highest(
-    candidates: Sequence[Offer], points: Sequence[tuple[float, ...]], home: Offer | None
+    candidates: Sequence[Offer], points: Sequence[Points], home: Offer | None
 ) -> tuple[Offer, ChoiceReason]:
-    totals = [sum(parts) for parts in points]
+    totals = [sum(parts) for _, parts in points]
     enough = max(totals) - TIE_POINTS
-    tied = [offer for offer, total in zip(candidates, totals, strict=True) if total >= enough]
+    tied = [i for i, total in enumerate(totals) if total >= enough]
     if len(tied) > 1:
-        return _in_turn(tied), "round_robin"
-    chosen = tied[0]
-    if chosen is home and _affinity_decided(candidates, points, totals, chosen):
-        return chosen, "affinity"
-    return chosen, "score"
-
-
-def _affinity_decided(
-    candidates: Sequence[Offer],
-    points: Sequence[tuple[float, ...]],
-    totals: Sequence[float],
-    chosen: Offer,
-) -> bool:
-    """Whether another backend would have won without the points for the cache key."""
-    index = candidates.index(chosen)
-    without = totals[index] - points[index][-1]
-    return any(total >= without for i, total in enumerate(totals) if i != index)
+        return _in_turn([candidates[i] for i in tied]), "round_robin"
+    best = tied[0]
+    if candidates[best] is home:
+        without = totals[best] - points[best][1][-1]
+        if any(total >= without for i, total in enumerate(totals) if i != best):
+            return candidates[best], "affinity"
+    return candidates[best], "score"
 
 
 Constraint = Callable[[Job, ModelSpec], str | None]

@@ -191,6 +191,7 @@ class JobClass:
         "avoid",
         "dispatches",
         "drain",
+        "everything",
         "hold_average",
         "hopeless",
         "key",
@@ -211,6 +212,7 @@ class JobClass:
         self.model_name = model_name
         self.mask = mask
         self.avoid = avoid
+        self.everything = mask | avoid
         self.key = (model_name, mask, avoid)
         self.lanes = (Lane(), Lane())
         self.offers: list[Offer] = []
@@ -233,3 +235,11 @@ class JobClass:
             copy = dict(self.served)
             self.served_copy = (self.dispatches, copy)
         return copy
+
+
+def flow_of(unit: UnitState, cls: JobClass) -> Flow:
+    """The unit's queue in the class, made when it first needs one."""
+    flow = unit.flows.get(cls)
+    if flow is None:
+        flow = unit.flows[cls] = Flow(unit, cls)
+    return flow

@@ -16,7 +16,7 @@ from scheduler.core.fairshare import FairShare
 from scheduler.core.gap import GapMeter
 from scheduler.core.jobs import BackendSpec, Job, Strategy, Telemetry, Usage, UserSpec
 from scheduler.core.placement import Scoring
-from scheduler.core.queue import JobClass
+from scheduler.core.queue import JobClass, flow_of
 from scheduler.core.tickets import Decision, Lease, Settlement, Ticket, TicketState
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import Account, Roster
@@ -79,6 +79,7 @@ class Scheduler:
         as usual. Strategies are by model name; without one a model is placed by score.
         """
         self._now = max(self._now, now)
+        self._waiting.let_in(now)
         self._tune(tunables)
         regrouped = self._roster.configure(users, tunables)
         specs = list(backends)
@@ -138,26 +139,31 @@ class Scheduler:
     def _refresh(self, now: float) -> None:
         """Something about the backends has changed, or a window has ended."""
         self._cluster.refresh_all(now)
-        self._catalogue.look_at_memory()
+        self._catalogue.look_at_telemetry()
         self._dirty = True
 
     # ---- a job's life
 
     def submit(self, job: Job, now: float, *, enqueued_at: float | None = None) -> Ticket:
         """Queue a job; ``pump`` serves it. Raises: Rejected."""
+        waiting = self._waiting
+        waiting.let_in(now)
         account = self._roster.account(job.user_id)
         cls, ruled_out = self._catalogue.classify(job, account.spec.group_id)
-        self._check_concurrency(account, cls, now)
-        self._check_bounds(job, account, cls, now)
-        unit = self._roster.unit(job.unit, account)
-        if not self._waiting.queued and not self._dispatcher.running:
-            self._share.burst.wake(now)
+        if account.spec.max_concurrent is not None:
+            self._check_concurrency(account, cls, now)
+        if waiting.queued or not self._cluster.usable(cls):
+            self._check_bounds(job, account, cls, now)
+        flow = flow_of(self._roster.unit(job.unit, account), cls)
         self._arrivals += 1
-        ticket = Ticket(job, self._arrivals, now if enqueued_at is None else enqueued_at, now)
-        ticket.ruled_out = ruled_out
+        ticket = Ticket(
+            job, flow, self._arrivals, now if enqueued_at is None else enqueued_at, ruled_out
+        )
         ticket.served_before = cls.served_so_far()
         ticket.dispatches_before = cls.dispatches
-        self._waiting.enter(ticket, unit, cls, now)
+        if not waiting.queued and not self._dispatcher.running:
+            self._share.burst.wake(now)
+        waiting.arrive(ticket)
         self._dirty = True
         return ticket
 
@@ -205,31 +211,43 @@ class Scheduler:
             self._dispatch(now)
         waiting = self._waiting
         if waiting.queued:
-            for ticket in waiting.overdue(now):
-                wait = retry_after(ticket.flow.cls.drain.seconds_for(ticket.flow.cls.queued, now))
-                self._drop(
-                    ticket, Evicted("queue_timeout", "No slot became free in time.", wait), now
-                )
+            self._drop_overdue(now)
         self._share.burst.after_pass(waiting.queued, now)
         changed = self._changed
-        self._changed = []
+        if changed:
+            self._changed = []
         return changed
 
     def _dispatch(self, now: float) -> None:
         self._dirty = False
+        waiting = self._waiting
+        newcomer = waiting.newcomer
+        if newcomer is not None:
+            if not waiting.queued and self._cluster.usable(newcomer.flow.cls):
+                waiting.newcomer = None
+                self._dispatcher.at_once(newcomer, now)
+                self._changed.append(newcomer)
+            else:
+                waiting.let_in(now)
         self._share.window.expire(now)
-        while self._waiting.queued:
-            ticket = self._dispatcher.one(self._waiting.classes, now)
-            if ticket is None:
-                break
+        if not waiting.queued:
+            return
+        while ticket := self._dispatcher.one(waiting.classes, now):
             self._changed.append(ticket)
-        self._waiting.settle_in(now)
+        waiting.settle_in(now)
+
+    def _drop_overdue(self, now: float) -> None:
+        for ticket in self._waiting.overdue(now):
+            cls = ticket.flow.cls
+            wait = retry_after(cls.drain.seconds_for(cls.queued, now))
+            self._drop(ticket, Evicted("queue_timeout", "No slot became free in time.", wait), now)
 
     def dispatch_one(self, now: float, model_names: Collection[str]) -> Ticket | None:
         """Serve only the best job of these models: for simulations that own the backends' slots.
 
         The ticket is returned here and not told by ``pump``.
         """
+        self._waiting.let_in(now)
         self._share.window.expire(now)
         classes = [cls for cls in self._waiting.classes if cls.model_name in model_names]
         return self._dispatcher.one(classes, now)
@@ -241,6 +259,7 @@ class Scheduler:
 
     def cancel(self, ticket: Ticket, now: float) -> None:
         """The client has left: never charged while queued, refunded once leased. Idempotent."""
+        self._waiting.let_in(now)
         if ticket.state == "queued":
             self._leave(ticket, "cancelled", now)
         elif ticket.state == "leased" and ticket.lease is not None:
@@ -248,6 +267,7 @@ class Scheduler:
 
     def evict(self, ticket: Ticket, error: Evicted, now: float) -> None:
         """Drop a waiting job; the next pump tells. Nothing happens to one that does not wait."""
+        self._waiting.let_in(now)
         if ticket.state == "queued":
             self._drop(ticket, error, now)
 
@@ -275,8 +295,7 @@ class Scheduler:
         """The backend has begun to answer (P2)."""
         if lease.open and lease.first_byte_at is None:
             lease.first_byte_at = now
-            measures = lease.backend.measures_of(lease.ticket.job.model_name)
-            measures.note_latency(max(0.0, now - lease.dispatched_at))
+            lease.measures.note_latency(max(0.0, now - lease.dispatched_at))
 
     def settle(self, lease: Lease, usage: Usage, now: float) -> Settlement:
         """Free the slot and charge what was used (R5). A second call changes nothing."""
@@ -288,8 +307,7 @@ class Scheduler:
         self._share.learn_output(flow.unit, model_name, usage.completion_tokens)
         seconds = now - lease.dispatched_at
         if usage.completion_tokens > 0 and seconds > 0.0 and not usage.estimated:
-            rate = usage.completion_tokens / seconds
-            lease.backend.measures_of(model_name).note_rate(rate)
+            lease.measures.note_rate(usage.completion_tokens / seconds)
         self._end(lease, cost, "settled", now)
         return Settlement(cost, cost, self._share.shown_deficit(flow.unit))
 
@@ -330,7 +348,8 @@ class Scheduler:
             return
         if not self._waiting.queued and not self._dispatcher.running:
             self._share.burst.wake(now)
-        self._waiting.enter(ticket, flow.unit, cls, now)
+        ticket.flow = flow_of(flow.unit, cls)
+        self._waiting.enter(ticket, now)
 
     def _fail(self, ticket: Ticket, refusal: Rejected) -> None:
         ticket.state = "evicted"
@@ -385,6 +404,7 @@ class Scheduler:
     def position(self, ticket: Ticket, now: float) -> tuple[int, float | None]:
         """How many dispatches of its class until the job is served, itself included, and how many
         seconds that takes at the measured rate. (0, None): it does not wait."""
+        self._waiting.let_in(now)
         if ticket.state != "queued":
             return 0, None
         position = self._waiting.position(ticket)
@@ -392,21 +412,26 @@ class Scheduler:
 
     def queue(self, now: float) -> list[QueuedView]:
         """Every waiting job, in the order of service within each class."""
+        self._waiting.let_in(now)
         return looking.queue(self._waiting, self._share, self._roster, now)
 
     def stats(self, now: float) -> Stats:
+        self._waiting.let_in(now)
         return looking.stats(self._waiting, self._share, self._roster, now)
 
     def backend_states(self, now: float) -> list[BackendView]:
+        self._waiting.let_in(now)
         return looking.backends(self._cluster, self._waiting, now)
 
     def shares(self, now: float) -> list[ShareView]:
         """Of every unit with jobs or with recent tokens."""
+        self._waiting.let_in(now)
         return looking.shares(self._share, self._roster, now)
 
     def service_gap(self, now: float) -> tuple[float, float]:
         """The largest gap in service between two users who have both been waiting, and the bound
         that it must not exceed (T1). Tokens per unit of weight."""
+        self._waiting.let_in(now)
         return self._gap.measure(self._catalogue.classes.values(), self._tunables, now)
 
     # ---- surviving a restart

@@ -54,6 +54,7 @@ class UnitState:
         "background",
         "charged_total",
         "epoch",
+        "fixed_weight",
         "flows",
         "group_share",
         "has_offsets",
@@ -78,6 +79,7 @@ class UnitState:
         self.tag = UNSET
         self.other_tag = UNSET  # of weight 0 while the weight is positive, and the reverse (R13)
         self.background = False
+        self.fixed_weight: float | None = None  # where nobody else has a say in it
         self.held = 0.0  # tokens charged for running jobs
         self.queued = 0
         self.running = 0
@@ -140,6 +142,7 @@ class Roster:
             unit = self.units[key] = UnitState(key, account)
             account.units += 1
             unit.background = self.base_weight(unit) <= 0.0
+            unit.fixed_weight = self._fixed_weight(unit)
         return unit
 
     def forget(self, unit: UnitState) -> None:
@@ -155,8 +158,21 @@ class Roster:
 
     def weight(self, unit: UnitState) -> float:
         """The divisor of the unit's charges: its share's weight, 1 for background. O(1)."""
+        fixed = unit.fixed_weight
+        return self._varying_weight(unit) if fixed is None else fixed
+
+    def _fixed_weight(self, unit: UnitState) -> float | None:
+        """The weight, unless it depends on how many others are active (R14, R15)."""
         if unit.background:
             return 1.0
+        spec = unit.account.spec
+        if self.by_group and unit.account.group is not None:
+            return None
+        if self.split == "split" and unit.key != spec.user_id:
+            return None
+        return spec.weight or None
+
+    def _varying_weight(self, unit: UnitState) -> float:
         weight = self.base_weight(unit)
         if weight <= 0.0:
             return 1.0  # a change to 0 that has not been taken up yet
@@ -204,6 +220,11 @@ class Roster:
             elif self.split == "member" or not account.active_units:
                 group.active_weight -= account.spec.weight
 
+    def change_kind(self, unit: UnitState) -> None:
+        """Between a positive weight and background."""
+        unit.background = not unit.background
+        unit.fixed_weight = self._fixed_weight(unit)
+
     # ---- configuration
 
     def configure(self, users: Mapping[int, UserSpec], tunables: Tunables) -> bool:
@@ -236,5 +257,6 @@ class Roster:
                 group.queued += account.queued
         for unit in self.units.values():
             unit.group_share = None
+            unit.fixed_weight = self._fixed_weight(unit)
             if unit.queued or unit.running:
                 self.activated(unit)

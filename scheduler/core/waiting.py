@@ -7,10 +7,10 @@ import math
 
 from scheduler.core.cluster import BackendState, Cluster
 from scheduler.core.fairshare import FairShare
-from scheduler.core.queue import Flow, JobClass, Lane
+from scheduler.core.queue import Flow, JobClass, Lane, flow_of
 from scheduler.core.tickets import Ticket, WaitReason
 from scheduler.core.tunables import Tunables
-from scheduler.core.units import Roster, UnitState
+from scheduler.core.units import Roster
 
 _COMPACT_FROM = 1000  # outdated deadlines that are not worth a rebuild
 _EXACT_UNITS = 8  # with more units waiting, the position at arrival is only estimated
@@ -31,6 +31,7 @@ class WaitingRoom:
         self._cluster = cluster
         self.queued = 0
         self.classes: dict[JobClass, None] = {}  # with waiting jobs; ordered, unlike a set
+        self.newcomer: Ticket | None = None  # submitted, but not queued yet
         self.fresh: list[Ticket] = []  # entered since the last dispatch pass
         self._deadlines: list[Deadline] = []
         self._serial = 0
@@ -41,12 +42,24 @@ class WaitingRoom:
 
     # ---- entering and leaving
 
-    def enter(self, ticket: Ticket, unit: UnitState, cls: JobClass, now: float) -> None:
-        """Queue the ticket with its unit's jobs of the class."""
-        flow = unit.flows.get(cls)
-        if flow is None:
-            flow = unit.flows[cls] = Flow(unit, cls)
-        ticket.flow = flow
+    def arrive(self, ticket: Ticket) -> None:
+        """Keep one newcomer at the door, where ``pump`` can serve it without queueing it first.
+
+        The one before must have been let in.
+        """
+        self.newcomer = ticket
+
+    def let_in(self, now: float) -> None:
+        """Queue the newcomer, if there is one."""
+        ticket = self.newcomer
+        if ticket is not None:
+            self.newcomer = None
+            self.enter(ticket, now)
+
+    def enter(self, ticket: Ticket, now: float) -> None:
+        """Queue the ticket in its flow."""
+        flow = ticket.flow
+        unit, cls = flow.unit, flow.cls
         ticket.queued_since = now
         if not unit.queued and not unit.running:
             self._roster.activated(unit)
@@ -90,11 +103,11 @@ class WaitingRoom:
 
     def move(self, ticket: Ticket, cls: JobClass, now: float) -> None:
         """To another class, as after a change of the configuration."""
-        unit = ticket.flow.unit
         ticket.state = "moving"
         self.leave(ticket, now)
         ticket.state = "queued"
-        self.enter(ticket, unit, cls, now)
+        ticket.flow = flow_of(ticket.flow.unit, cls)
+        self.enter(ticket, now)
 
     def _count(self, flow: Flow, change: int) -> None:
         cls, unit = flow.cls, flow.unit
@@ -160,7 +173,7 @@ class WaitingRoom:
     def _why(self, ticket: Ticket, now: float) -> WaitReason:
         flow = ticket.flow
         cls = flow.cls
-        if not (cls.mask | cls.avoid) & self._cluster.alive:
+        if not cls.everything & self._cluster.alive:
             failed = any(now < offer.backend.failed_until for offer in cls.offers)
             return "backends_failed" if failed else "paused"
         if not cls.mask & self._cluster.alive & ~cls.unfit:
@@ -225,7 +238,7 @@ class WaitingRoom:
     def queued_for(self, backend: BackendState) -> int:
         """Waiting jobs that the backend could serve."""
         bit = backend.bit
-        return sum(cls.queued for cls in self.classes if (cls.mask | cls.avoid) & bit)
+        return sum(cls.queued for cls in self.classes if cls.everything & bit)
 
 
 def _is_due(entry: Deadline) -> bool:

@@ -34,6 +34,7 @@ class UsageWindow:
     def resize(self, span: float) -> None:
         self._span = span
         self._width = span / BUCKETS
+        self.expires_at = self.buckets[0].started_at + span if self.buckets else float("inf")
 
     def add(self, unit: UnitState, tokens: float, now: float) -> None:
         """Count ``tokens``; with 0 the unit is merely remembered for as long as the window."""
@@ -46,14 +47,18 @@ class UsageWindow:
 
     def _turn(self, now: float) -> None:
         start = now // self._width * self._width
-        self.buckets.append(Bucket(start))
-        self._turns_at = start + self._width
+        self.put_back(Bucket(start))
 
     def expire(self, now: float) -> None:
         """Drop what is too old. Apart from ``add``, so that it forgets no unit in use."""
+        if now < self.expires_at:
+            return
         while self.buckets and self.buckets[0].started_at + self._span <= now:
             self._expire(self.buckets.popleft())
-        if not self.buckets:
+        if self.buckets:
+            self.expires_at = self.buckets[0].started_at + self._span
+        else:
+            self.expires_at = float("inf")
             self._turns_at = float("-inf")
 
     def _expire(self, bucket: Bucket) -> None:
@@ -67,8 +72,9 @@ class UsageWindow:
             self.total = 0.0
 
     def put_back(self, bucket: Bucket) -> None:
-        """Restore a bucket from a checkpoint. To be called from the oldest to the newest."""
+        """Add a bucket, also one from a checkpoint. To be called from the oldest to the newest."""
         self.buckets.append(bucket)
+        self.expires_at = self.buckets[0].started_at + self._span
         self._turns_at = bucket.started_at + self._width
         for unit, tokens in bucket.tokens.items():
             unit.recent += tokens
