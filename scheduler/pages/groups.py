@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from django.contrib import admin, messages
@@ -26,12 +27,10 @@ def groups(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         return _page(request, _row_forms(request))
     _require(request, "accounts.change_group")
-    with transaction.atomic():
-        forms = _row_forms(request, request.POST)
-        # All are validated, so that every error shows at once.
-        if not all([form.is_valid() for form in forms]):  # noqa: C419
-            return _page(request, forms)
-        saved = [text for form in forms if (text := _save(request, form))]
+    forms = _row_forms(request, request.POST)
+    saved = _save_all(request, forms)
+    if saved is None:
+        return _page(request, forms)
     if saved:
         messages.success(request, "Saved: " + "; ".join(saved) + ".")
     else:
@@ -71,6 +70,21 @@ def _row_forms(request: HttpRequest, data: Any | None = None) -> list[GroupRowFo
             for field in form.fields.values():
                 field.disabled = True
     return forms
+
+
+def _save_all(request: HttpRequest, forms: list[GroupRowForm]) -> list[str] | None:
+    """Saves every changed row and says what changed; None and nothing saved if one is wrong."""
+    # All are validated, so that every error shows at once.
+    if not all([form.is_valid() for form in forms]):  # noqa: C419
+        return None
+    names = Counter(form.instance.name for form in forms)
+    doubles = [form for form in forms if names[form.instance.name] > 1 and form.changes()]
+    for form in doubles:
+        form.add_error("name", "Another row has this name.")
+    if doubles:
+        return None
+    with transaction.atomic():
+        return [text for form in forms if (text := _save(request, form))]
 
 
 def _save(request: HttpRequest, form: GroupRowForm) -> str:

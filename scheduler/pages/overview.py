@@ -21,5 +21,6 @@ def overview_context(request: HttpRequest) -> dict[str, Any]:
 
 @require_GET
 def figures(request: HttpRequest) -> HttpResponse:
-    """The cards alone, for htmx."""
-    return TemplateResponse(request, "pages/_overview_cards.html", overview_context(request))
+    """The cards alone, for htmx to put into place."""
+    context = {**overview_context(request), "oob": True}
+    return TemplateResponse(request, "pages/_overview_cards.html", context)

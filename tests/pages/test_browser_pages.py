@@ -17,7 +17,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 PASSWORD = "a-long-enough-password"
 OWN_PAGES = ["/admin/", "/admin/groups/", "/admin/decisions/req-1/"]
-DJANGO_PAGES = ["/admin/scheduler/decision/", "/admin/accounts/group/", "/admin/accounts/user/"]
+DJANGO_PAGES = [
+    "/admin/scheduler/decision/",
+    "/admin/scheduler/sitesettings/1/change/",
+    "/admin/accounts/group/",
+    "/admin/accounts/user/",
+    "/admin/accounts/apikey/add/",
+    "/admin/backends/backend/",
+]
 
 #: Inputs that nothing names: a label, or a description of their own.
 UNNAMED = """() => [...document.querySelectorAll('input, select, textarea')]

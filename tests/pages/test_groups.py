@@ -98,6 +98,29 @@ def test_a_group_can_be_added_and_renamed(admin_client):
     assert (guests.name, guests.scheduler_weight) == ("visitors", Decimal("0.5"))
 
 
+def test_two_rows_cannot_take_the_same_new_name(admin_client):
+    staff, student = (Group.objects.get(name=name).pk for name in ("staff", "student"))
+    answer = admin_client.post(
+        "/admin/groups/", {f"group-{staff}-name": "people", f"group-{student}-name": "people"}
+    )
+    assert answer.status_code == 200
+    assert answer.content.decode().count("Another row has this name.") == 2
+    assert not Group.objects.filter(name="people").exists()
+
+
+def test_a_group_deleted_meanwhile_is_left_out(admin_client):
+    answer = admin_client.post("/admin/groups/", {"group-99999-scheduler_weight": "9"}, follow=True)
+    assert "Nothing was changed." in answer.content.decode()
+
+
+def test_a_garbled_hidden_field_is_no_harm(admin_client):
+    pk = Group.objects.get(name="staff").pk
+    admin_client.post(
+        "/admin/groups/", {f"group-{pk}-known": "}{", f"group-{pk}-scheduler_weight": "6"}
+    )
+    assert Group.objects.get(name="staff").scheduler_weight == 6
+
+
 @pytest.mark.parametrize("role", [Role.AUDITOR, Role.OPERATOR])
 def test_who_may_only_read_sees_disabled_fields_and_is_refused_a_change(client, role):
     client.force_login(make_user("reader", is_staff=True, role=role))
