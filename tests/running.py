@@ -148,7 +148,7 @@ class RunningRouter:
 
     def state_of(self, backend_id: int) -> str:
         states = self.runtime.scheduler.backend_states(time.monotonic())
-        return next(b.state for b in states if b.backend_id == backend_id)
+        return next(b.state for b in states if b.id == backend_id)
 
     async def records(self) -> list[Decision]:
         """Every record so far, in the order of arrival."""

@@ -119,12 +119,13 @@ async def test_without_a_queue_a_free_slot_serves_and_a_full_backend_refuses(
 
 
 async def test_a_wait_that_is_too_long_ends(
-    router: RunningRouter, stub: OpenAIStub, busy: asyncio.Task[Any]
+    router: RunningRouter, stub: OpenAIStub, go_on: asyncio.Event, busy: asyncio.Task[Any]
 ) -> None:
     await router.change(lambda: Group.objects.filter(name="ada").update(max_wait=0.1))
     for streamed in (False, True):
         response = await asyncio.wait_for(router.chat(stream=streamed), 1.0)
         error(response, 503, "queue_timeout")
+    go_on.set()
     refused = [r for r in await router.records() if r.user == "ada"]
     assert [(r.outcome, r.reason, r.charged_tokens) for r in refused] == [
         ("refused", "queue_timeout", 0)
