@@ -73,10 +73,10 @@ class SecretAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[tuple[Any, Any]]:
         hidden: set[str] = set()
-        if obj is None:
-            hidden = {"remove_key"}
-        elif not self.has_change_permission(request, obj):
-            hidden = {"remove_key", self.form.secret}
+        if obj is None or not getattr(obj, self.form.secret):
+            hidden.add("remove_key")
+        if obj is not None and not self.has_change_permission(request, obj):
+            hidden |= {"remove_key", self.form.secret}
         return [
             (title, options | {"fields": [f for f in options["fields"] if f not in hidden]})
             for title, options in super().get_fieldsets(request, obj)
@@ -92,7 +92,7 @@ class BackendModelInline(TabularInline):  # type: ignore[misc]
     extra = 0
     # A request may carry a thousand fields at most, and Ollama servers have hundreds of models.
     per_page = 50
-    verbose_name_plural = "models"
+    verbose_name_plural = "models (auto: as detected; ? is unknown)"
 
     @admin.display(description="listed", boolean=True)
     def is_listed(self, row: BackendModel) -> bool:

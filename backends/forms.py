@@ -72,7 +72,7 @@ class BackendModelForm(forms.ModelForm[BackendModel]):
         super().__init__(*args, **kwargs)
         for name in CAPABILITIES:
             detected = getattr(self.instance, f"detected_{name}")
-            self._offer_detected(name, {None: "unknown", True: "yes", False: "no"}[detected])
+            self._offer_detected(name, {None: "?", True: "yes", False: "no"}[detected])
         for name in ("context_length", "vram_mib"):
             detected = getattr(self.instance, f"detected_{name}")
             if name in self.fields and detected is not None:
@@ -83,10 +83,11 @@ class BackendModelForm(forms.ModelForm[BackendModel]):
             self.fields[name] = forms.TypedChoiceField(
                 required=False,
                 label=self.fields[name].label,
-                choices=[("", f"detected: {detected}"), ("True", "yes"), ("False", "no")],
+                choices=[("", f"auto: {detected}"), ("True", "yes"), ("False", "no")],
                 coerce=lambda value: value == "True",
                 empty_value=None,
-                widget=UnfoldAdminSelectWidget,
+                # Unfold's narrower minimum would cut the texts off.
+                widget=UnfoldAdminSelectWidget(attrs={"class": "min-w-32"}),
             )
 
 

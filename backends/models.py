@@ -80,6 +80,7 @@ class Node(models.Model):
 
     name = models.CharField(max_length=100, unique=True)
     telemetry_url = models.CharField(
+        "telemetry URL",
         max_length=500,
         blank=True,
         validators=[validate_server_url],
@@ -123,6 +124,7 @@ class Backend(models.Model):
 
     name = models.CharField(max_length=100, unique=True)
     base_url = models.CharField(
+        "base URL",
         max_length=500,
         validators=[validate_base_url],
         help_text="For example http://gpu-1:8000; may end in /v1.",
@@ -134,6 +136,7 @@ class Backend(models.Model):
         help_text="Found out at each poll unless chosen here.",
     )
     api_key = EncryptedTextField(
+        "API key",
         null=True,
         blank=True,
         validators=[validate_key],
@@ -210,7 +213,7 @@ class BackendModel(models.Model):
     listed = models.BooleanField(default=False, editable=False)
     vision = models.BooleanField(null=True, blank=True)
     tools = models.BooleanField(null=True, blank=True)
-    json = models.BooleanField(null=True, blank=True)
+    json = models.BooleanField("JSON", null=True, blank=True)
     embeddings = models.BooleanField(null=True, blank=True)
     context_length = models.PositiveIntegerField(null=True, blank=True, help_text="Tokens.")
     vram_mib = models.FloatField(

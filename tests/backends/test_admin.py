@@ -175,7 +175,7 @@ def test_each_value_of_a_model_can_be_set_or_left_as_detected(browser: Client) -
         backend = make_backend(base_url=stub.url)
         probe_backends([backend.pk])
         page = browser.get(reverse(CHANGE, args=[backend.pk]))
-        assert "detected: no" in page.content.decode()
+        assert "auto: no" in page.content.decode()
         row = BackendModel.objects.get(name="m")
         save(browser, backend, **{"models-0-vision": "True", "models-0-context_length": "1000"})
         row.refresh_from_db()
