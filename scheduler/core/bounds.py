@@ -50,6 +50,8 @@ class Bounds:
         """
         if self._in_total is not None and total >= self._in_total:
             return True
+        if total < cls.least_bound:
+            return False
         return any(self._waiting(k) >= k.queue_bound for k in self._catalogue.supersets[cls])
 
     def _waiting(self, cls: JobClass) -> int:

@@ -177,16 +177,17 @@ class Catalogue:
         """Drop the classes without jobs; they come back when they are needed."""
         self._asks.clear()
         self.classes = {k: cls for k, cls in self.classes.items() if cls.queued or cls.running}
+        self.supersets, self.subsets = {}, {}
         self._relate()
 
     def _relate(self) -> None:
+        """Which classes' backends include which; to be called after every change of them."""
         classes = list(self.classes.values())
-        self.supersets = {
-            cls: [k for k in classes if not cls.everything & ~k.everything] for cls in classes
-        }
-        self.subsets = {
-            cls: [k for k in classes if not k.everything & ~cls.everything] for cls in classes
-        }
+        for cls in classes:
+            mask = cls.everything
+            self.subsets[cls] = [k for k in classes if not k.everything & ~mask]
+            self.supersets[cls] = supersets = [k for k in classes if not mask & ~k.everything]
+            cls.least_bound = min(k.queue_bound for k in supersets)
 
     def look_at_telemetry(self) -> None:
         """Telemetry has changed, or has grown old."""

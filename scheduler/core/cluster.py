@@ -64,8 +64,11 @@ class BackendState:
         "in_flight",
         "limit",
         "measures",
+        "others",
         "picked",
         "plain",
+        "polled_utilization",
+        "polled_waiting",
         "probe",
         "spec",
         "suspect",
@@ -87,6 +90,9 @@ class BackendState:
         self.telemetry: Telemetry | None = None
         self.fresh = False  # the telemetry is young enough to be heeded
         self.foreign = 0  # requests of others, at the last poll
+        self.others = 0  # ``foreign``, while the poll is young enough
+        self.polled_waiting = 0  # likewise
+        self.polled_utilization: float | None = None  # likewise
         self.history: deque[list[float]] = deque(maxlen=HISTORY_STEPS)  # [time, in flight]
         self.measures: dict[str, Measures] = {}  # {model name: …}
         self.picked = 0  # when it was chosen last, as a serial number
@@ -95,10 +101,6 @@ class BackendState:
 
     def fresh_telemetry(self) -> Telemetry | None:
         return self.telemetry if self.fresh else None
-
-    def load(self) -> int:
-        """Requests it is serving, for us and for others."""
-        return self.in_flight + (self.foreign if self.fresh else 0)
 
     def measures_of(self, model_name: str) -> Measures:
         measures = self.measures.get(model_name)
@@ -202,10 +204,8 @@ class Cluster:
     def refresh(self, backend: BackendState, now: float) -> None:
         """Recompute the backend's bits and when they change by time alone."""
         self._clear(backend)
-        fresh = self._look_at_age(backend, now)
-        spec = backend.spec
-        foreign = backend.foreign if fresh else 0
-        backend.limit = spec.max_concurrent - foreign
+        self._look_at_age(backend, now)
+        backend.limit = backend.spec.max_concurrent - backend.others
         busy = now < backend.busy_until
         failed = now < backend.failed_until
         if busy:
@@ -233,16 +233,18 @@ class Cluster:
             and not (telemetry is not None and telemetry.reachable is False)
         )
 
-    def _look_at_age(self, backend: BackendState, now: float) -> bool:
+    def _look_at_age(self, backend: BackendState, now: float) -> None:
+        """Take the poll's figures while they are young, else none."""
         telemetry = backend.telemetry
-        if telemetry is None:
-            backend.fresh = False
-            return False
-        stale_at = telemetry.observed_at + self._stale_after
+        stale_at = telemetry.observed_at + self._stale_after if telemetry is not None else LONG_AGO
         backend.fresh = now < stale_at
-        if backend.fresh:
+        backend.others = backend.polled_waiting = 0
+        backend.polled_utilization = None
+        if telemetry is not None and backend.fresh:
             self.changes_at = min(self.changes_at, stale_at)
-        return backend.fresh
+            backend.others = backend.foreign
+            backend.polled_waiting = telemetry.waiting or 0
+            backend.polled_utilization = telemetry.utilization
 
     def _clear(self, backend: BackendState) -> None:
         others = ~backend.bit

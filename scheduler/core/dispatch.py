@@ -36,8 +36,10 @@ class Dispatcher:
 
     def one(self, classes: Iterable[JobClass], now: float) -> Ticket | None:
         """Serve the best of the classes' jobs for which there is a slot (R12)."""
-        usable = self._cluster.usable
-        choice = self._share.choose([cls for cls in classes if usable(cls)], now)
+        cluster = self._cluster
+        if not cluster.free and not cluster.open:
+            return None
+        choice = self._share.choose([cls for cls in classes if cluster.usable(cls)], now)
         if choice is None:
             return None
         flow = choice.flow

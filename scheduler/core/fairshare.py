@@ -358,14 +358,17 @@ class FairShare:
         heavy: list[Flow] = []
         for lane in lanes:
             entry, tag = self._first(lane)
-            least = min(least, tag)
+            if tag < least:
+                least = tag
             if entry is not None and (best is None or entry < best):
                 best = entry
-            heavy += lane.aside
+            if lane.aside:
+                heavy += lane.aside
         reference = least + self.quantum
         choices = [self._choice(flow, reference, now) for flow in heavy]
         if best is not None:
-            choices.append(self._choice(best[2], reference, now))
+            wait_bonus = self.wait_bonus_rate * (now - best[2].waits_from())
+            choices.append(Choice(best[2], reference, 1.0, wait_bonus))
         if len(choices) == 1:
             return choices[0]
         beta = self.burst.beta

@@ -121,7 +121,7 @@ def _backend_view(backend: BackendState, waiting: WaitingRoom, now: float) -> Ba
         state=_condition(backend, now),
         observed_age_seconds=None if telemetry is None else max(0.0, now - telemetry.observed_at),
         failed_for_seconds=failed_for if failed_for > 0.0 else None,
-        foreign=backend.foreign if backend.fresh else 0,
+        foreign=backend.others,
     )
 
 

@@ -12,7 +12,7 @@ from scheduler.core.affinity import rendezvous
 from scheduler.core.cluster import BackendState, Offer
 from scheduler.core.jobs import BackendSpec, Job, ModelSpec
 from scheduler.core.queue import JobClass
-from scheduler.core.tickets import ChoiceReason, Failure
+from scheduler.core.tickets import ChoiceReason, Failure, SlotsTaken
 from scheduler.core.tunables import Tunables
 
 #: (backend id, its points in the order of SCORE_NAMES)
@@ -88,13 +88,16 @@ def is_trusted(backend: BackendState, now: float) -> str | None:
     return None
 
 
-def has_capacity(backend: BackendState, now: float) -> str | None:
-    foreign = backend.foreign if backend.fresh else 0
-    if backend.in_flight + foreign >= backend.spec.max_concurrent:
-        return f"{backend.in_flight} + {foreign} of {backend.spec.max_concurrent} slots in use"
-    if now < backend.busy_until:
-        return "has just said that it is busy"
-    return None
+def has_capacity(backend: BackendState) -> SlotsTaken | None:
+    """Our requests and those of others, as far as known, leave a slot."""
+    slots = backend.spec.max_concurrent
+    if backend.in_flight + backend.others < slots:
+        return None
+    return SlotsTaken(backend.in_flight, backend.others, slots)
+
+
+def is_not_busy(backend: BackendState, now: float) -> str | None:
+    return "has just said that it is busy" if now < backend.busy_until else None
 
 
 def has_memory(backend: BackendState, model: ModelSpec) -> str | None:
@@ -128,15 +131,18 @@ def failures_now(offers: Sequence[Offer], usable: int, now: float) -> tuple[Fail
         if offer.bit & usable:
             continue
         backend = offer.backend
-        checks = (
-            ("enabled", is_in_service(backend)),
-            ("fail_window", is_trusted(backend, now)),
-            ("capacity", has_capacity(backend, now)),
+        backend_id = backend.spec.backend_id
+        checks: tuple[tuple[str, str | SlotsTaken | None], ...] = (
+            ("capacity", has_capacity(backend)),
             ("memory_fit", has_memory(backend, offer.model)),
         )
-        failures += [
-            (backend.spec.backend_id, name, why) for name, why in checks if why is not None
-        ]
+        if not backend.plain:
+            checks += (
+                ("enabled", is_in_service(backend)),
+                ("fail_window", is_trusted(backend, now)),
+                ("busy", is_not_busy(backend, now)),
+            )
+        failures += [(backend_id, name, why) for name, why in checks if why is not None]
     return tuple(failures)
 
 
@@ -153,10 +159,9 @@ def score_model_loaded(backend: BackendState, model: ModelSpec) -> float:
 
 def score_low_utilization(backend: BackendState) -> float:
     """1 − the part of its slots in use; averaged with what the last poll says, if it does."""
-    used = backend.load() / (backend.spec.max_concurrent or 1)
-    telemetry = backend.telemetry
-    if telemetry is not None and backend.fresh and telemetry.utilization is not None:
-        used = (used + telemetry.utilization) / 2.0
+    used = (backend.in_flight + backend.others) / (backend.spec.max_concurrent or 1)
+    if backend.polled_utilization is not None:
+        used = (used + backend.polled_utilization) / 2.0
     return 1.0 - used if 0.0 <= used <= 1.0 else 0.0
 
 
@@ -167,11 +172,7 @@ def score_latency(seconds: float) -> float:
 
 def score_short_queue(backend: BackendState) -> float:
     """1 / (1 + requests that it has, running or waiting)."""
-    requests = backend.load()
-    telemetry = backend.telemetry
-    if telemetry is not None and backend.fresh and telemetry.waiting:
-        requests += telemetry.waiting
-    return 1.0 / (1.0 + requests)
+    return 1.0 / (1.0 + backend.in_flight + backend.others + backend.polled_waiting)
 
 
 def score_high_throughput(tokens_per_second: float) -> float:
@@ -198,9 +199,10 @@ class Scoring:
         """
         latency_known = rate_known = True
         for offer in offers:
-            if offer.measures.latency_seconds is None:
+            measures = offer.measures
+            if measures.latency_seconds is None:
                 latency_known = False
-            if offer.measures.tokens_per_second is None:
+            if measures.tokens_per_second is None:
                 rate_known = False
         points: list[Points] = []
         for offer in offers:
@@ -270,15 +272,19 @@ def _highest(
 ) -> tuple[Offer, ChoiceReason]:
     totals = [sum(parts) for _, parts in points]
     enough = max(totals) - TIE_POINTS
-    tied = [i for i, total in enumerate(totals) if total >= enough]
-    if len(tied) > 1:
-        return _in_turn([candidates[i] for i in tied]), "round_robin"
-    best = tied[0]
-    if candidates[best] is home:
-        without = totals[best] - points[best][1][-1]
-        if any(total >= without for i, total in enumerate(totals) if i != best):
-            return candidates[best], "affinity"
-    return candidates[best], "score"
+    best = -1
+    ties = 0
+    for i, total in enumerate(totals):
+        if total >= enough:
+            ties += 1
+            if best < 0 or candidates[i].backend.picked < candidates[best].backend.picked:
+                best = i
+    chosen = candidates[best]
+    if ties > 1:
+        return chosen, "round_robin"
+    if chosen is home and len([t for t in totals if t >= enough - points[best][1][-1]]) > 1:
+        return chosen, "affinity"  # without these points another one would have won
+    return chosen, "score"
 
 
 Constraint = Callable[[Job, ModelSpec], str | None]

@@ -196,6 +196,7 @@ class JobClass:
         "hopeless",
         "key",
         "lanes",
+        "least_bound",
         "mask",
         "model_name",
         "offers",
@@ -220,6 +221,7 @@ class JobClass:
         self.unfit = 0  # backends whose free memory the model exceeds (P1)
         self.hopeless = False  # no backend has the memory at all
         self.queue_bound = 0  # the sum of its backends' max_queue (R16)
+        self.least_bound = 0  # the least of all sets of backends that count (R16)
         self.queued = 0
         self.running = 0
         self.hold_average = 0.0  # tokens

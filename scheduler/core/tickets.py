@@ -46,8 +46,20 @@ SCORE_NAMES = (
     "cache_affinity",
 )
 
+
+class SlotsTaken(NamedTuple):
+    """Why a backend has no capacity; put into words only when somebody asks."""
+
+    ours: int
+    others: int
+    slots: int
+
+    def __str__(self) -> str:
+        return f"{self.ours} + {self.others} of {self.slots} slots in use"
+
+
 #: (backend id, constraint, why it failed)
-Failure = tuple[int, str, str]
+Failure = tuple[int, str, str | SlotsTaken]
 
 #: {group name: (jobs, tokens held)}: what a class has dispatched so far.
 Served = Mapping[str, tuple[int, float]]
@@ -216,7 +228,7 @@ class Decision(NamedTuple):
         """{backend id: {constraint that failed: why}}"""
         failed: dict[int, dict[str, str]] = {}
         for backend_id, constraint, why in self.failures:
-            failed.setdefault(backend_id, {})[constraint] = why
+            failed.setdefault(backend_id, {})[constraint] = str(why)
         return failed
 
 
