@@ -29,9 +29,12 @@ def figure(number: float | None) -> str:
 
 
 @register.filter
-def clock(epoch_seconds: float | None) -> str:
-    """Epoch seconds as the time of day, to the millisecond, in the site's time zone."""
-    if epoch_seconds is None:
+def clock(moment: float | str | None) -> str:
+    """Epoch seconds or ISO text as the time of day in the site's time zone."""
+    if moment is None:
         return NOTHING
-    moment = timezone.localtime(datetime.fromtimestamp(float(epoch_seconds), UTC))
-    return moment.strftime("%H:%M:%S.") + f"{moment.microsecond // 1000:03}"
+    if isinstance(moment, str):
+        local = timezone.localtime(datetime.fromisoformat(moment))
+    else:
+        local = timezone.localtime(datetime.fromtimestamp(moment, UTC))
+    return local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"

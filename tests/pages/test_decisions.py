@@ -51,8 +51,8 @@ def full_decision(request_id: str = "req-full", **fields: Any) -> Decision:
         "constraints": {"3": {"capacity": "8 of 8 slots in use"}},
         "selection_reason": "score",
         "attempts": [
-            {"backend": "gpu-2", "status": 200, "reason": "", "started_at": 1780315212.5,
-             "ended_at": 1780315220.0}
+            {"backend": "gpu-2", "status": 200, "reason": "",
+             "started_at": "2026-06-01T12:00:12.501+00:00", "ended_at": None}
         ],
         "user_deficit": -1000.0,
         "user_weight": 3.0,
@@ -211,6 +211,7 @@ def test_the_page_of_a_decision_explains_it(admin_client, django_assert_max_num_
         "340 out",
         "1,540 tokens",
         "12:00:12.500",
+        "12:00:12.501",
     ):
         assert text in page
 
