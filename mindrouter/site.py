@@ -47,6 +47,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         decisions,
         _model(request, "Backends", "dns", "backends.backend"),
         _model(request, "Aliases", "alt_route", "backends.alias"),
+        _model(request, "Model strategies", "rule", "backends.modelstrategy"),
         _model(request, "Nodes", "memory", "backends.node"),
         _model(request, "Settings", "tune", "scheduler.sitesettings"),
     ]
