@@ -2,7 +2,7 @@
 
 UpstreamError            `reason` is the code that records and metrics use
 ├── ConnectFailed        upstream_connect_failed   no connection (TCP, TLS or name) in time
-├── FirstByteTimeout     upstream_timeout          connected, but no response head in time
+├── FirstByteTimeout     upstream_timeout          connected, but no first byte in time
 ├── Stalled              upstream_stalled          too long a silence inside the body
 ├── EndedEarly           upstream_ended_early      closed or reset before the end of the response
 │   └── StaleConnection                            the same on a kept-alive connection, at once
@@ -40,7 +40,7 @@ class ConnectFailed(UpstreamError):
 
 
 class FirstByteTimeout(UpstreamError):
-    """The request was sent, but no complete response head came in time."""
+    """The request was sent, but no response head, or no first byte of its body, came in time."""
 
     reason = "upstream_timeout"
 
@@ -118,7 +118,8 @@ class Response:
 
         What came before a fault is returned first.
 
-        Raises: EndedEarly (also after `abort`), Stalled, InvalidResponse.
+        Raises: FirstByteTimeout (before any byte of the body), Stalled, InvalidResponse,
+        EndedEarly (also after `abort`).
         """
         chunks = self._chunks
         while not chunks:
@@ -174,6 +175,12 @@ class Response:
             if self._error is not None:
                 raise _again(self._error)
             await self._news()
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Take the head."""
+        self.headers = headers
+        self.status = status
+        self.wake()
 
     def feed(self, body: bytes) -> None:
         """Take one piece of the body; `wake` tells the reader afterwards."""

@@ -151,10 +151,12 @@ class Upstream:
         `path` begins with a slash and is put behind the origin's prefix; `headers` are ready-made
         lines (`name: value\\r\\n`) without Host, Content-Length, Connection and Accept-Encoding.
         Both are trusted to hold no stray line ends. Limits are in seconds;
-        `first_byte_timeout` runs from the request's last byte to the complete head (while a large
-        body is being sent: from the latest progress), `chunk_timeout` between pieces of the body.
+        `first_byte_timeout` runs from the request's last byte (while a large body is being sent:
+        from the latest progress) to the complete head, and goes on to the first byte of the body,
+        as some servers send their head before they begin to think; `chunk_timeout` is for the
+        silence after that.
 
-        Raises: UpstreamError, of every kind.
+        Raises: UpstreamError, of every kind but Stalled.
         """
         if self._closed:
             raise RuntimeError("the pool is closed")

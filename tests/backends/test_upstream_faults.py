@@ -252,6 +252,41 @@ async def test_the_first_byte_limit_runs_from_the_end_of_a_slow_upload(client: C
         assert time.monotonic() - started > 1.2
 
 
+async def test_a_head_that_comes_before_a_long_thought_is_no_fault(client: Client) -> None:
+    async def script(conn: StubConnection) -> None:
+        await conn.read_request()
+        await conn.start_chunked()
+        await asyncio.sleep(0.2)
+        await conn.write(chunk(b"first"), b"0\r\n\r\n")
+
+    async with await ScriptedStub.start(script) as stub:
+        response = await client.send(stub.url, first_byte=5, between=0.05)
+        assert response.status == 200
+        assert await response.read_all(10) == b"first"
+
+
+async def test_a_head_without_a_body_ends_at_the_first_byte_limit(client: Client) -> None:
+    async with await ScriptedStub.start(after_request(CHUNKED)) as stub:
+        started = time.monotonic()
+        response = await client.send(stub.url, first_byte=0.15, between=0.05)
+        with pytest.raises(FirstByteTimeout):
+            await response.read()
+        assert 0.15 <= time.monotonic() - started < 0.6
+
+
+async def test_a_late_head_leaves_the_time_between_chunks_for_the_body(client: Client) -> None:
+    async def script(conn: StubConnection) -> None:
+        await conn.read_request()
+        await asyncio.sleep(0.1)
+        await conn.start_chunked()
+        await asyncio.sleep(0.2)
+        await conn.write(chunk(b"first"), b"0\r\n\r\n")
+
+    async with await ScriptedStub.start(script) as stub:
+        response = await client.send(stub.url, first_byte=0.2, between=5)
+        assert await response.read_all(10) == b"first"
+
+
 async def test_silence_in_the_body_ends_at_the_limit_between_chunks(client: Client) -> None:
     async with await ScriptedStub.start(after_request(CHUNKED + chunk(b"a"), chunk(b"b"))) as stub:
         started = time.monotonic()

@@ -183,3 +183,14 @@ async def test_a_slow_reader_over_tls_holds_the_server_back(
             await asyncio.sleep(0.1)
             assert sent == stopped_at < 32 << 20
             assert len(await response.read_all(64 << 20)) == 64 << 20
+
+
+async def test_a_body_without_length_ends_with_the_tls_connection(
+    client: Client, certificate: Certificate
+) -> None:
+    async def script(conn: StubConnection) -> None:
+        await conn.read_request()
+        await conn.write(b"HTTP/1.1 200 OK\r\n\r\nuntil the end")
+
+    async with await ScriptedStub.start(script, tls=certificate.server) as stub:
+        assert await (await client.send(stub.url)).read_all(100) == b"until the end"

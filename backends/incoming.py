@@ -1,0 +1,161 @@
+"""Reading one HTTP/1.1 response out of the bytes of a connection."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import chain
+from typing import Any
+
+import httptools
+
+from backends.response import Response
+
+MAX_HEAD_BYTES = 64 * 1024  # also the most bytes in a row that bring no content
+MAX_HEADERS = 256
+MAX_INTERIM_RESPONSES = 16
+_FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"keep-alive"})
+
+
+class _Rejected(Exception):  # noqa: N818
+    """Raised in a callback of the parser, to stop it."""
+
+
+class Incoming:
+    """The response under way on a connection: parses what it is fed into a `Response`.
+
+    `complete` once the end has come; `keep_alive` then tells whether the connection may be used
+    again, and `idle_seconds` for how long the server says it keeps it.
+    """
+
+    __slots__ = (
+        "_content_length",
+        "_headers",
+        "_interim",
+        "_overhead",
+        "_parser",
+        "_problem",
+        "_response",
+        "_transfer_encoding",
+        "complete",
+        "expects_body",
+        "head_done",
+        "idle_seconds",
+        "keep_alive",
+        "on_body",
+    )
+
+    def __init__(self, response: Response, *, expects_body: bool) -> None:
+        self.expects_body = expects_body  # False for the answer to HEAD
+        self.head_done = False
+        self.complete = False
+        self.keep_alive = False
+        self.idle_seconds = math.inf
+        self.on_body = response.feed if expects_body else _ignore  # called by the parser
+        self._response = response
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._content_length = b""
+        self._transfer_encoding = b""
+        self._interim = 0
+        self._overhead = 0
+        self._problem = ""
+        self._parser: Any = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> str:
+        """Parse some bytes, and return what is wrong with them, or nothing."""
+        before = self._response.buffered
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.complete:
+                return self._problem or str(error) or "not HTTP"
+            self.keep_alive = False  # surplus bytes: the response itself is whole
+        if self._response.buffered == before and not self.complete:
+            self._overhead += len(data)
+            if self._overhead > MAX_HEAD_BYTES:
+                return "too many bytes without any content"
+        else:
+            self._overhead = 0
+        return ""
+
+    def ends_with_connection(self) -> bool:
+        """Tell whether the server's closing is the proper end, as no other was announced."""
+        return self.head_done and not self._transfer_encoding and not self._content_length
+
+    def release(self) -> None:
+        """Let go of the parser, which refers back to this object."""
+        self._parser = None
+
+    # Callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self._reject("bytes after the end of the response")
+        self._headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head_done:
+            return  # a trailer
+        name = name.lower()
+        self._headers.append((name, value.rstrip()))
+        if name in _FRAMING_HEADERS:
+            self._note(name, value)
+
+    def on_headers_complete(self) -> None:
+        parser, headers = self._parser, self._headers
+        status: int = parser.get_status_code()
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0") or not 100 <= status <= 599 or status == 101:
+            self._reject(f"HTTP/{version} with status {status}")
+        if len(headers) > MAX_HEADERS or _size(headers) > MAX_HEAD_BYTES:
+            self._reject("the response head is too large")
+        if status < 200:
+            self._skip_interim()
+            return
+        self.keep_alive = version == "1.1" and parser.should_keep_alive()
+        self.head_done = True
+        self._response.begin(status, headers)
+        if not self.expects_body:
+            self.complete = True
+
+    def on_message_complete(self) -> None:
+        if self.head_done:
+            self.complete = True
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        if name == b"content-length":
+            self._content_length = value
+        elif name == b"keep-alive":
+            self.idle_seconds = _announced_idle_seconds(value)
+        elif self._transfer_encoding or value.strip().lower() != b"chunked":
+            self._reject("a transfer coding other than chunked")
+        else:
+            self._transfer_encoding = value
+
+    def _skip_interim(self) -> None:
+        self._interim += 1
+        if self._interim > MAX_INTERIM_RESPONSES:
+            self._reject("too many interim responses")
+        self._content_length = b""
+        self._transfer_encoding = b""
+
+    def _reject(self, problem: str) -> None:
+        self._problem = problem
+        raise _Rejected
+
+
+def _ignore(body: bytes) -> None:
+    pass
+
+
+def _size(headers: list[tuple[bytes, bytes]]) -> int:
+    return sum(map(len, chain.from_iterable(headers)))
+
+
+def _announced_idle_seconds(keep_alive: bytes) -> float:
+    """Read how long the server keeps an idle connection, less a margin for the way."""
+    found = re.search(rb"timeout=(\d{1,6})", keep_alive)
+    if found is None:
+        return math.inf
+    seconds = int(found[1])
+    return seconds - 1.0 if seconds > 1 else seconds / 2
