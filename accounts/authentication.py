@@ -20,9 +20,7 @@ _OPERATOR_APPS = ("backends",)
 class RoleBackend(ModelBackend):
     """Passwords as in Django; permissions from ``User.role`` instead of rows in the database."""
 
-    def get_all_permissions(
-        self, user_obj: Any, obj: Model | None = None
-    ) -> set[str]:
+    def get_all_permissions(self, user_obj: Any, obj: Model | None = None) -> set[str]:
         """No enumerable set: ``has_perm`` decides by role. Superusers pass before this is asked."""
         return set()
 
