@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from mindrouter.gateway.errors import GatewayError
+from scheduler.core.jobs import Usage
 
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETIONS_PATH = b"/v1/completions"
@@ -64,6 +65,22 @@ class Timings:
     load_seconds: float = 0.0
     prompt_seconds: float = 0.0
     output_seconds: float = 0.0
+
+
+class StreamTranslation(Protocol):
+    """One answer's stream of OpenAI events on its way into a client's form."""
+
+    def feed(self, events: bytes) -> bytes:
+        """The client's bytes for so much of the backend's. Raises: GatewayError."""
+
+    def finish(self, timings: Timings | None = None) -> bytes:
+        """The last bytes. Raises: GatewayError when the backend had not finished."""
+
+    def error(self, error: GatewayError, request_id: str) -> bytes:
+        """What ends the stream instead when it failed."""
+
+    def usage(self) -> Usage:
+        """What the backend told so far, or an estimate."""
 
 
 def thinking_fields(
