@@ -161,6 +161,9 @@ class RunningRouter:
         assert len(records) == 1, records
         return records[0]
 
+    def spooled_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._spool.iterdir())
+
     def _load_records(self) -> list[Decision]:
         load(self._spool)
         return list(Decision.objects.order_by("arrived_at", "id"))

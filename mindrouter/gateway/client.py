@@ -17,6 +17,8 @@ Headers = list[tuple[bytes, bytes]]
 #: A client that takes nothing for so many seconds while we have something for it is given up:
 #: it would hold its slot for ever.
 STALLED_AFTER = 120.0
+#: How long the next part of a request's body may take.
+BODY_SECONDS = 60.0
 #: How much of an unwanted body is thrown away after the answer, and for how long.
 LINGER_BYTES = 128 * 1024 * 1024
 LINGER_SECONDS = 2.0
@@ -81,11 +83,24 @@ class Client:
     async def read_body(self, limit: int) -> bytes:
         """The whole body, at most ``limit`` bytes of it.
 
-        Raises: GatewayError (body_too_large, before reading it all), ClientLeftError.
+        Raises: GatewayError (body_too_large, before reading it all; or it stops coming),
+        ClientLeftError.
         """
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise self._too_large(limit)
+        connection = self._connection()
+        if connection is not None and connection.has_whole_body:
+            return await self._read_parts(limit, None)
+        try:
+            async with asyncio.timeout(BODY_SECONDS) as patience:
+                return await self._read_parts(limit, patience)
+        except TimeoutError:
+            self.unread = True
+            message = "The request's body did not arrive in time."
+            raise GatewayError("invalid_request", message, status=408) from None
+
+    async def _read_parts(self, limit: int, patience: asyncio.Timeout | None) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -100,6 +115,8 @@ class Client:
             if not message.get("more_body", False):
                 return b"".join([*parts, part]) if parts else part
             parts.append(part)
+            if patience is not None:
+                patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
 
     def _too_large(self, limit: int) -> GatewayError:
         self.unread = True

@@ -58,6 +58,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # ---- what the gateway's client calls
 
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether nothing of the request is still to come."""
+        return not self._served.more_body
+
     def close_after_response(self) -> None:
         """Close the connection once the current response has ended."""
         self._served.keep_alive = False
