@@ -280,7 +280,8 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.get_extra_info("sslcontext") is not None:
             return
-        descriptor = transport.get_extra_info("socket").fileno()
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        descriptor = -1 if sock is None else sock.fileno()
         with contextlib.suppress(OSError):
             if descriptor >= 0 and os.fstat(descriptor).st_ino == self._inode:  # still this socket
                 data = os.read(descriptor, 1 << 18)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -136,6 +140,38 @@ async def test_an_early_answer_survives_the_reset_that_follows_it(
             response = await client.send(stub.url, body=b"x" * (8 << 20))
             assert response.status == 413
             assert await response.read_all(100) == b"too large"
+
+
+async def test_an_answer_is_read_even_if_writing_has_failed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers and closes between two writes of one step, so that writing fails first."""
+    answered = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        sock, _ = listener.accept()
+        sock.recv(10)  # what stays unread makes the close a reset
+        sock.sendall(head(413, [("Content-Length", "9"), ("Connection", "close")]) + b"too large")
+        sock.close()
+        answered.set()
+
+    def slices(parts: list[bytes]) -> Iterator[memoryview]:
+        answered.wait(5)
+        time.sleep(0.01)
+        yield from (memoryview(b"x" * 1000) for _ in range(200))
+
+    monkeypatch.setattr("backends.connection._slices", slices)
+    server = threading.Thread(target=serve)
+    server.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        response = await client.send(url, body=b"x" * 200_000)
+        assert response.status == 413
+        assert await response.read_all(100) == b"too large"
+    finally:
+        server.join()
+        listener.close()
 
 
 # Responses

@@ -172,6 +172,8 @@ class StubConnection(asyncio.Protocol):
 
     def reset(self) -> None:
         """Send RST instead of FIN, dropping what is unsent."""
+        if self.lost.is_set():
+            return
         sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
