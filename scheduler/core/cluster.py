@@ -53,6 +53,7 @@ class BackendState:
     """One backend: its configuration, our use of it, and the advice of its last poll."""
 
     __slots__ = (
+        "answered_at",
         "bit",
         "busy_until",
         "configured",
@@ -84,6 +85,7 @@ class BackendState:
         self.plain = False  # alive, and only ``limit`` says whether a slot is free
         self.failed_at = LONG_AGO
         self.failed_until = LONG_AGO
+        self.answered_at = LONG_AGO  # when a request succeeded after a failure or bad poll
         self.suspect = False  # has failed, and nothing has succeeded since
         self.probe: Lease | None = None  # the one request that a suspect backend is tried with
         self.busy_until = LONG_AGO
@@ -98,6 +100,16 @@ class BackendState:
         self.picked = 0  # when it was chosen last, as a serial number
 
     # ---- what polls say
+
+    def is_down(self) -> bool:
+        """The last poll could not reach it, and no request has succeeded since. Like a failed
+        one it is left alone while there are others, and tried when there are none (P5)."""
+        telemetry = self.fresh_telemetry()
+        return (
+            telemetry is not None
+            and telemetry.reachable is False
+            and telemetry.observed_at >= self.answered_at
+        )
 
     def fresh_telemetry(self) -> Telemetry | None:
         return self.telemetry if self.fresh else None
@@ -207,10 +219,10 @@ class Cluster:
         self._look_at_age(backend, now)
         backend.limit = backend.spec.max_concurrent - backend.others
         busy = now < backend.busy_until
-        failed = now < backend.failed_until
+        failed = now < backend.failed_until or backend.is_down()
         if busy:
             self.changes_at = min(self.changes_at, backend.busy_until)
-        if failed:
+        if now < backend.failed_until:
             self.changes_at = min(self.changes_at, backend.failed_until)
         backend.plain = False
         if not self._in_service(backend):
@@ -225,13 +237,7 @@ class Cluster:
             self.free |= backend.bit
 
     def _in_service(self, backend: BackendState) -> bool:
-        telemetry = backend.fresh_telemetry()
-        return (
-            backend.configured
-            and backend.spec.enabled
-            and not backend.spec.draining
-            and not (telemetry is not None and telemetry.reachable is False)
-        )
+        return backend.configured and backend.spec.enabled and not backend.spec.draining
 
     def _look_at_age(self, backend: BackendState, now: float) -> None:
         """Take the poll's figures while they are young, else none."""
@@ -293,6 +299,7 @@ class Cluster:
 
     def mark_ok(self, backend: BackendState, now: float) -> None:
         backend.failed_until = LONG_AGO
+        backend.answered_at = now
         backend.suspect = False
         backend.probe = None
         self.refresh(backend, now)

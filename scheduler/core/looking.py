@@ -132,6 +132,6 @@ def _condition(backend: BackendState, now: float) -> BackendCondition:
         return "draining"
     if now < backend.failed_until:
         return "failed"
-    if is_in_service(backend) is not None:
+    if is_in_service(backend) is not None or backend.is_down():
         return "down"
     return "ready" if backend.fresh else "unknown"

@@ -73,9 +73,6 @@ def is_in_service(backend: BackendState) -> str | None:
         return "is disabled"
     if backend.spec.draining:
         return "is draining"
-    telemetry = backend.fresh_telemetry()
-    if telemetry is not None and telemetry.reachable is False:
-        return "was not reachable at the last poll"
     return None
 
 
@@ -83,6 +80,8 @@ def is_trusted(backend: BackendState, now: float) -> str | None:
     """Outside its fail window, and the probe after it has been answered (P5)."""
     if now < backend.failed_until:
         return f"failed {now - backend.failed_at:.1f} s ago"
+    if backend.is_down():
+        return "was not reachable at the last poll"
     if backend.suspect and backend.probe is not None:
         return "is being tried with one request after a failure"
     return None

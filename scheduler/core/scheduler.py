@@ -374,7 +374,7 @@ class Scheduler:
     def mark_ok(self, backend_id: int, now: float) -> None:
         """A request succeeded there: it is trusted again."""
         backend = self._cluster.by_id.get(backend_id)
-        if backend is not None and backend.suspect:
+        if backend is not None and (backend.suspect or backend.is_down()):
             self._cluster.mark_ok(backend, now)
             self._dirty = True
 
