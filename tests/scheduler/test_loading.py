@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from pytest_django import DjangoAssertNumQueries
 
 from scheduler import loading
-from scheduler.loading import Loader, load, to_decision
+from scheduler.loading import Loader, load
 from scheduler.models import Decision, SpoolCursor
 from scheduler.spool import Attempt, Record, Spool
 from tests.factories import make_decision
@@ -111,7 +111,7 @@ def test_many_lines_are_inserted_in_bounded_batches(
     sizes = []
     store = loading._store
 
-    def counting(name: str, rows: list[Decision], offset: int) -> None:
+    def counting(name: str, rows: list[loading.Row], offset: int) -> None:
         sizes.append(len(rows))
         store(name, rows, offset)
 
@@ -165,12 +165,14 @@ def test_nothing_new_asks_the_database_nothing(
     spool.stop()
 
 
-def test_a_row_carries_every_field_of_its_record() -> None:
-    row = to_decision(
+def test_a_row_carries_every_field_of_its_record(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.close(
         Record(
             request_id="r1",
             arrived_at=1000.5,
             outcome="failed",
+            stream=True,
             scores={1: 150.0},
             candidate_backends=(1, 2),
             attempts=[
@@ -178,12 +180,16 @@ def test_a_row_carries_every_field_of_its_record() -> None:
             ],
             message="a\0b" * 3,
             model_requested="m" * 400,
-            served_ahead={"student": {"jobs": 2, "tokens": 50}},
+            served_ahead={"student\0": {"jobs": 2, "tokens": 50}},
             ended_at=1002.0,
         )
     )
-    row.save()
-    row.refresh_from_db()
+    spool.stop()
+    load(tmp_path)
+    row = Decision.objects.get()
+    assert row.stream is True
+    assert row.client_request_id is None
+    assert row.constraints == {}
     assert row.arrived_at == datetime(1970, 1, 1, 0, 16, 40, 500_000, tzinfo=UTC)
     assert row.ended_at == datetime(1970, 1, 1, 0, 16, 42, tzinfo=UTC)
     assert row.queued_at is None
@@ -200,7 +206,41 @@ def test_a_row_carries_every_field_of_its_record() -> None:
     ]
     assert row.message == "a\ufffdb" * 3
     assert row.model_requested == "m" * 300
-    assert row.served_ahead == {"student": {"jobs": 2, "tokens": 50}}
+    assert row.served_ahead == {"student\ufffd": {"jobs": 2, "tokens": 50}}
+
+
+def test_a_record_and_a_saved_decision_are_stored_alike(tmp_path: Path) -> None:
+    """Loading writes plain SQL; what it writes is what the model would have written."""
+    at = datetime(2026, 6, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+    make_decision("a", arrived_at=at, scores={"1": 2.5}, status=200, attempts=[], user_weight=3.0)
+    spool = Spool(tmp_path)
+    spool.close(
+        Record(
+            request_id="b",
+            arrived_at=at.timestamp(),
+            scores={1: 2.5},
+            status=200,
+            user_weight=3.0,
+            user="ada",
+            dialect="openai",
+            endpoint="chat",
+            outcome="completed",
+        )
+    )
+    spool.stop()
+    load(tmp_path)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM scheduler_decision ORDER BY request_id")
+        names = [column[0] for column in cursor.description]
+        saved, loaded = (dict(zip(names, row, strict=True)) for row in cursor.fetchall())
+    for name in ("id", "request_id"):
+        del saved[name], loaded[name]
+    # Blanks in JSON mean nothing.
+    assert _without_blanks(loaded) == _without_blanks(saved)
+
+
+def _without_blanks(row: dict[str, object]) -> dict[str, object]:
+    return {k: v.replace(" ", "") if isinstance(v, str) else v for k, v in row.items()}
 
 
 def test_records_and_decisions_have_the_same_fields() -> None:
