@@ -85,8 +85,8 @@ class QuotaForm(forms.ModelForm[Quota]):
         fields = "__all__"  # noqa: DJ007  the admin's fieldsets name them
 
 
-class NewGroupForm(forms.ModelForm[Group]):
-    """The short form at the foot of the groups page."""
+class GroupBasicsForm(forms.ModelForm[Group]):
+    """What the groups page lets one edit."""
 
     scheduler_weight = WeightField(label="Weight")
 
@@ -99,7 +99,18 @@ class NewGroupForm(forms.ModelForm[Group]):
         }
 
 
-class GroupRowForm(NewGroupForm):
+class NewGroupForm(GroupBasicsForm):
+    """The short form at the foot of the groups page.
+
+    Its names end differently from the rows' (``scheduler_weight-new``): a program that looks for
+    fields whose name ends in ``scheduler_weight`` finds one for each group.
+    """
+
+    def add_prefix(self, field_name: str) -> str:
+        return f"{field_name}-new"
+
+
+class GroupRowForm(GroupBasicsForm):
     """One row of the groups page, named by the group's number and not by its place in the table.
 
     The page carries what each field showed when it was made (``known``). A field that comes back
@@ -111,7 +122,7 @@ class GroupRowForm(NewGroupForm):
 
     def __init__(self, data: Any | None = None, *, instance: Group) -> None:
         super().__init__(data, instance=instance, prefix=f"group-{instance.pk}", auto_id="id_%s")
-        self.names = list(NewGroupForm.Meta.fields)
+        self.names = list(GroupBasicsForm.Meta.fields)
         self.before = {name: getattr(instance, name) for name in self.names}
         shown = {name: self._as_shown(name) for name in self.names}
         self.fields["known"].initial = json.dumps(list(shown.values()))

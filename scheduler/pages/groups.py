@@ -42,7 +42,7 @@ def groups(request: HttpRequest) -> HttpResponse:
 def add_group(request: HttpRequest) -> HttpResponse:
     """Makes a group from the short form below the table."""
     _require(request, "accounts.add_group")
-    form = NewGroupForm(request.POST, prefix="new")
+    form = NewGroupForm(request.POST)
     if not form.is_valid():
         return _page(request, _row_forms(request), form)
     group = form.save()
@@ -121,7 +121,7 @@ def _page(
         "without_group": by_id.get(None),
         "has_errors": any(form.errors for form in forms if form.is_bound),
         "mode": services.share_mode(),
-        "new": new or NewGroupForm(prefix="new"),
+        "new": new or NewGroupForm(),
         "may_edit": request.user.has_perm("accounts.change_group"),
     }
     return TemplateResponse(request, "pages/groups.html", context)

@@ -88,6 +88,8 @@ def test_received_is_the_share_of_settled_tokens(people):
         "staff": 0.0,
         "student": 0.25,
     }
+    assert {one.active_members for one in figures.values()} == {0}  # all has been answered
+    assert {one.entitled_now for one in figures.values()} == {None}
 
 
 def test_a_weight_override_counts_instead_of_the_groups_weight(people):

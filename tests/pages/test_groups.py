@@ -90,7 +90,7 @@ def test_a_page_left_open_overwrites_nobodys_later_edit(admin_client):
 
 
 def test_a_group_can_be_added_and_renamed(admin_client):
-    admin_client.post("/admin/groups/add/", {"new-name": "guests", "new-scheduler_weight": "0.5"})
+    admin_client.post("/admin/groups/add/", {"name-new": "guests", "scheduler_weight-new": "0.5"})
     guests = Group.objects.get(name="guests")
     assert guests.scheduler_weight == Decimal("0.5")
     admin_client.post("/admin/groups/", {f"group-{guests.pk}-name": "visitors"})
@@ -113,6 +113,20 @@ def test_a_group_deleted_meanwhile_is_left_out(admin_client):
     assert "Nothing was changed." in answer.content.decode()
 
 
+def test_a_refused_new_group_comes_back_with_its_errors(admin_client):
+    answer = admin_client.post(
+        "/admin/groups/add/", {"name-new": "staff", "scheduler_weight-new": "NaN"}
+    )
+    assert answer.status_code == 200
+    assert set(answer.context["new"].errors) == {"name", "scheduler_weight"}
+    assert Group.objects.count() == 4
+
+
+def test_each_group_has_one_field_whose_name_ends_in_scheduler_weight(admin_client):
+    page = admin_client.get("/admin/groups/").content.decode()
+    assert len(re.findall(r'name="[^"]*scheduler_weight"', page)) == Group.objects.count() == 4
+
+
 def test_a_garbled_hidden_field_is_no_harm(admin_client):
     pk = Group.objects.get(name="staff").pk
     admin_client.post(
@@ -131,7 +145,7 @@ def test_who_may_only_read_sees_disabled_fields_and_is_refused_a_change(client, 
     faculty = Group.objects.get(name="faculty")
     answer = client.post("/admin/groups/", {f"group-{faculty.pk}-scheduler_weight": "9"})
     assert answer.status_code == 403
-    assert client.post("/admin/groups/add/", {"new-name": "x"}).status_code == 403
+    assert client.post("/admin/groups/add/", {"name-new": "x"}).status_code == 403
     faculty.refresh_from_db()
     assert faculty.scheduler_weight == 3
 
