@@ -82,10 +82,10 @@ class Bounds:
         for flow in flows:
             jobs[flow.unit.key] += flow.live
         fair = max(1.0, bound / len(jobs))
-        greedy, most = jobs.most_common(1)[0]
+        most = max(jobs.values())
         if most <= fair or jobs[newcomer] > fair:
             return None
-        tickets = (flow.newest() for flow in flows if flow.unit.key == greedy)
+        tickets = (flow.newest() for flow in flows if jobs[flow.unit.key] == most)
         return max(tickets, key=lambda ticket: (ticket.enqueued_at, ticket.number))
 
     def _flows_within(self, mask: int) -> Iterator[Flow]:

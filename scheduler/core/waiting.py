@@ -140,7 +140,7 @@ class WaitingRoom:
         """Only time in the queue counts, not that of attempts that failed."""
         own = ticket.flow.unit.account.spec.max_wait_seconds
         left = (self._max_wait if own is None else own) - ticket.waited_seconds
-        deadline = left + (ticket.queued_since if ticket.waited_seconds else ticket.enqueued_at)
+        deadline = left + (ticket.queued_since if ticket.attempts else ticket.enqueued_at)
         if deadline == ticket.deadline:
             return
         ticket.deadline = deadline
