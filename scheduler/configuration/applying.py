@@ -14,13 +14,13 @@ from accounts.models import ApiKey, User, hash_key
 from backends.models import Backend, BackendModel
 from scheduler.configuration.document import Invalid, read_document, show
 from scheduler.configuration.entries import Entry, Reader
-from scheduler.configuration.sections import MODEL_FIELDS, SECTIONS, set_by_hand
+from scheduler.configuration.rows import BY_NAME, Rows
+from scheduler.configuration.sections import MODEL_FIELDS, set_by_hand
 from scheduler.models import SiteSettings
 
 #: Deleted after everything else was saved, since other entries may leave them only then.
 _REFERRED_TO = ("groups", "nodes")
 _IN_FILE = {column: name for name, column in MODEL_FIELDS.items()}
-_BY_NAME = {section.name: section for section in SECTIONS}
 
 
 @dataclass
@@ -74,6 +74,7 @@ class _Application:
         self._reader = reader
         self._passwords = passwords
         self._reason = reason
+        self._rows = Rows(reader.entries)
         self._named = {(e.section.name, e.key) for e in reader.entries if not e.absent}
 
     def run(self) -> None:
@@ -92,7 +93,7 @@ class _Application:
     # ---- entries
 
     def _delete(self, entry: Entry) -> None:
-        row = self._find(entry)
+        row = self._rows.pop(entry.section, entry.key)
         if row is None:
             return
         try:
@@ -105,21 +106,11 @@ class _Application:
             return
         self.changes.lines.append(f"- {entry.label}")
 
-    def _find(self, entry: Entry) -> models.Model | None:
-        lookup = {
-            f"{name}__{_BY_NAME[entry.section.references[name]].key[0]}"
-            if name in entry.section.references
-            else name: value
-            for name, value in zip(entry.section.key, entry.key, strict=True)
-        }
-        found: models.Model | None = entry.section.manager().filter(**lookup).first()
-        return found
-
     def _upsert(self, entry: Entry) -> None:
         values = self._resolved(entry)
         if values is None:
             return
-        row = self._find(entry)
+        row = self._rows.get(entry.section, entry.key)
         is_new = row is None
         if row is None:
             row = entry.section.model(
@@ -135,6 +126,7 @@ class _Application:
             differences = _differences(old, row) + secrets
         if is_new or differences:
             self._keep(row)
+            self._rows.add(entry.section, entry.key, row)
         nested = self._apply_models(entry, row) if isinstance(row, Backend) else []
         if is_new:
             self.changes.lines.append(f"+ {entry.label}")
@@ -151,8 +143,8 @@ class _Application:
             text = values.get(name)
             if text is None:
                 continue
-            section = _BY_NAME[target]
-            values[name] = section.manager().filter(**{section.key[0]: text}).first()
+            section = BY_NAME[target]
+            values[name] = self._rows.get(section, (text,))
             if values[name] is None:
                 # One that this file names but that could not be saved has its own error.
                 if (target, (text,)) not in self._named:
