@@ -128,10 +128,24 @@ def polled(engine: str, status: StatusRow) -> tuple[datetime, Telemetry] | None:
         running=status.running,
         waiting=status.waiting,
         loaded_models=_loaded_names(engine, status.loaded_models),
-        vram_free_mib=status.vram_free_mib,
+        vram_free_mib=available_mib(engine, status),
         vram_total_mib=status.vram_total_mib,
         utilization=status.kv_use if status.kv_use is not None else status.gpu_use,
     )
+
+
+def available_mib(engine: str, status: StatusRow) -> float | None:
+    """The memory that a model which is not loaded can have, in MiB.
+
+    Ollama makes room by itself: it unloads what is idle, and lets a request wait while nothing is.
+    So what its loaded models take counts as available too. The other engines keep what they have.
+    """
+    free, total = status.vram_free_mib, status.vram_total_mib
+    if free is None or engine != "ollama" or not status.loaded_models:
+        return free
+    available = free + sum(size for size in status.loaded_models.values() if size is not None)
+    # Polls of the node and of Ollama differ in age, so that a model may be counted twice.
+    return available if total is None else min(available, total)
 
 
 def _loaded_names(engine: str, loaded: dict[str, float | None] | None) -> frozenset[str] | None:

@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._poll: select.poll | None = None
         self._inode = 0
         self._response: Response | None = None
-        self._incoming: Incoming | None = None
+        self._incoming: Incoming | None = Incoming()  # until it is closed
         self._outgoing: Iterator[memoryview] | None = None
         self._uses = 0
         self._received = False  # any byte in this exchange
@@ -118,14 +118,14 @@ class Connection(asyncio.Protocol):
     def start(self, request: Outgoing) -> Response:
         """Send a request; the connection must be fresh or idle."""
         response = Response(self._loop, self)
-        transport = self._transport
-        if self.closed or transport is None or transport.is_closing():
+        transport, incoming = self._transport, self._incoming
+        if incoming is None or transport is None or transport.is_closing():
             response.fail(EndedEarly("the server closed the connection at once"))
             return response
         self._uses += 1
         self._received = self._head_seen = self._begun = self._overdue = False
         self._response = response
-        self._incoming = Incoming(response, expects_body=request.expects_body)
+        incoming.begin(response, expects_body=request.expects_body)
         self._limit = request.first_byte_timeout
         self._chunk_timeout = request.chunk_timeout
         if request.body_bytes <= SMALL_BODY_BYTES:
@@ -225,8 +225,7 @@ class Connection(asyncio.Protocol):
     # Inside
 
     def _end_exchange(self, response: Response, incoming: Incoming) -> None:
-        self._response = self._incoming = None
-        incoming.release()
+        self._response = None
         response.finish()
         if not incoming.keep_alive or self._is_still_sending():
             self._close()

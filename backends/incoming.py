@@ -22,14 +22,16 @@ class _Rejected(Exception):  # noqa: N818
 
 
 class Incoming:
-    """The response under way on a connection: parses what it is fed into a `Response`.
+    """Parses the responses of one connection, one after the other, each into a `Response`.
 
-    `complete` once the end has come; `keep_alive` then tells whether the connection may be used
-    again, and `idle_seconds` for how long the server says it keeps it.
+    `complete` once the end of the present one has come; `keep_alive` then tells whether the
+    connection may be used again, and `idle_seconds` for how long the server says it keeps it.
     """
 
     __slots__ = (
         "_content_length",
+        "_expects_body",
+        "_head_done",
         "_headers",
         "_interim",
         "_overhead",
@@ -38,28 +40,27 @@ class Incoming:
         "_response",
         "_transfer_encoding",
         "complete",
-        "expects_body",
-        "head_done",
         "idle_seconds",
         "keep_alive",
-        "on_body",
     )
 
-    def __init__(self, response: Response, *, expects_body: bool) -> None:
-        self.expects_body = expects_body  # False for the answer to HEAD
-        self.head_done = False
+    def __init__(self) -> None:
+        self._problem = ""
+        self._parser: Any = httptools.HttpResponseParser(self)
+
+    def begin(self, response: Response, *, expects_body: bool) -> None:
+        """Expect a response; `expects_body` is False for the answer to HEAD."""
         self.complete = False
         self.keep_alive = False
         self.idle_seconds = math.inf
-        self.on_body = response.feed if expects_body else _ignore  # called by the parser
         self._response = response
+        self._expects_body = expects_body
+        self._head_done = False
         self._headers: list[tuple[bytes, bytes]] = []
         self._content_length = b""
         self._transfer_encoding = b""
         self._interim = 0
         self._overhead = 0
-        self._problem = ""
-        self._parser: Any = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> str:
         """Parse some bytes, and return what is wrong with them, or nothing."""
@@ -80,7 +81,7 @@ class Incoming:
 
     def ends_with_connection(self) -> bool:
         """Tell whether the server's closing is the proper end, as no other was announced."""
-        return self.head_done and not self._transfer_encoding and not self._content_length
+        return self._head_done and not self._transfer_encoding and not self._content_length
 
     def release(self) -> None:
         """Let go of the parser, which refers back to this object."""
@@ -94,7 +95,7 @@ class Incoming:
         self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.head_done:
+        if self._head_done:
             return  # a trailer
         name = name.lower()
         self._headers.append((name, value.rstrip()))
@@ -113,13 +114,20 @@ class Incoming:
             self._skip_interim()
             return
         self.keep_alive = version == "1.1" and parser.should_keep_alive()
-        self.head_done = True
+        self._head_done = True
         self._response.begin(status, headers)
-        if not self.expects_body:
+        if not self._expects_body:
             self.complete = True
+            self.keep_alive = False  # the parser does not know, and still waits for a body
+
+    def on_body(self, body: bytes) -> None:
+        if not self.complete:
+            response = self._response
+            response.chunks.append(body)
+            response.buffered += len(body)
 
     def on_message_complete(self) -> None:
-        if self.head_done:
+        if self._head_done:
             self.complete = True
 
     def _note(self, name: bytes, value: bytes) -> None:
@@ -142,10 +150,6 @@ class Incoming:
     def _reject(self, problem: str) -> None:
         self._problem = problem
         raise _Rejected
-
-
-def _ignore(body: bytes) -> None:
-    pass
 
 
 def _size(headers: list[tuple[bytes, bytes]]) -> int:

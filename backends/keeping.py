@@ -17,10 +17,11 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from backends.claims import POLLS_UNTIL_GONE
-from backends.engines.gpu import Gpu, Memory, combined
+from backends.engines.gpu import Gpu, Memory, assigned, combined
 from backends.engines.observation import ModelInfo, Observation
 from backends.models import Backend, BackendModel, BackendStatus, Node, NodeStatus
 from backends.probe import ProbeResult
+from backends.sampling import sample_backend, sample_node
 
 _DETECTED = ("vision", "tools", "json", "embeddings", "context_length", "vram_mib")
 #: A model's need of memory moves a little with each load; less than this changes nothing.
@@ -63,6 +64,7 @@ def save_observation(backend: Backend, result: ProbeResult) -> bool:
             transaction.set_rollback(True)
             return False
         _announce_engine(backend, before.detected_engine, values.get("detected_engine"))
+        sample_backend(backend, started_at, values)
     return True
 
 
@@ -92,10 +94,12 @@ def _numbers(observation: Observation, node: Memory) -> dict[str, Any]:
 
 
 def _node_memory(backend: Backend, now: datetime) -> Memory:
-    """The memory of the backend's node, unknown when its last good answer is too old."""
+    """The memory of the backend's GPUs, unknown when their node's last good answer is too old."""
     oldest = now - timedelta(seconds=float(settings.BACKEND_STALE_AFTER))
     status = NodeStatus.objects.filter(node=backend.node_id, observed_at__gte=oldest).first()
-    return Memory() if status is None else combined([Gpu(**gpu) for gpu in status.gpus])
+    if status is None:
+        return Memory()
+    return combined(assigned([Gpu(**gpu) for gpu in status.gpus], backend.gpu_indexes))
 
 
 def save_node(node: Node, started_at: datetime, gpus: Sequence[Gpu] | None, error: str) -> None:
@@ -104,7 +108,9 @@ def save_node(node: Node, started_at: datetime, gpus: Sequence[Gpu] | None, erro
     values: dict[str, Any] = {"error": error, "claimed_until": None}
     if gpus is not None:
         values |= {"observed_at": started_at, "gpus": [asdict(gpu) for gpu in gpus]}
-    rows.update(**values)
+    with transaction.atomic():
+        if rows.update(**values) == 1 and gpus is not None:
+            sample_node(node, started_at, gpus)
 
 
 # ---- models

@@ -14,8 +14,10 @@ from django.utils import timezone
 from simple_history.models import HistoricalRecords
 
 from backends.crypto import EncryptedTextField
+from backends.fields import NumbersField
 from backends.validators import (
     validate_base_url,
+    validate_gpu_indexes,
     validate_key,
     validate_mib,
     validate_model_names,
@@ -42,6 +44,7 @@ class State(models.TextChoices):
     UNANSWERED = "no answer"
     UNKNOWN = "not polled yet"
     DRAINING = "draining"
+    PAUSED = "paused"
     DISABLED = "disabled"
 
 
@@ -156,7 +159,13 @@ class Backend(models.Model):
     )
     enabled = models.BooleanField(default=True)
     draining = models.BooleanField(
-        default=False, help_text="Finishes what runs and gets nothing new."
+        default=False,
+        help_text="Finishes what runs, gets nothing new, and is disabled once nothing runs.",
+    )
+    paused = models.BooleanField(
+        default=False,
+        help_text="Finishes what runs and gets nothing new until it is resumed. Requests that only "
+        "paused backends can serve wait, at most as long as any may wait.",
     )
     connect_timeout = models.FloatField(
         default=default_connect_timeout,
@@ -181,6 +190,14 @@ class Backend(models.Model):
     node = models.ForeignKey(
         Node, on_delete=models.SET_NULL, null=True, blank=True, related_name="backends"
     )
+    gpu_indexes = NumbersField(
+        "GPUs",
+        null=True,
+        blank=True,
+        validators=[validate_gpu_indexes],
+        help_text="Numbers of the node's GPUs that it uses, such as 0, 1. Empty: all of them. "
+        "Their memory counts for models that are not loaded yet.",
+    )
     history = HistoricalRecords(excluded_fields=["api_key"])
 
     class Meta:
@@ -195,7 +212,9 @@ class Backend(models.Model):
             return State.DISABLED
         status = getattr(self, "status", None)
         found: State = status.state if status else State.UNKNOWN
-        return State.DRAINING if self.draining and found == State.READY else found
+        if found != State.READY:
+            return found
+        return State.DRAINING if self.draining else State.PAUSED if self.paused else found
 
 
 class BackendModel(models.Model):
@@ -261,7 +280,7 @@ class BackendStatus(models.Model):
     waiting = models.PositiveIntegerField(null=True)
     slots = models.PositiveIntegerField(null=True)
     kv_use = models.FloatField(null=True, help_text="0..1, of the KV cache.")
-    gpu_use = models.FloatField(null=True, help_text="0..1, mean over its node's GPUs.")
+    gpu_use = models.FloatField(null=True, help_text="0..1, mean over its GPUs.")
     sleeping = models.BooleanField(null=True)
     loaded_models = models.JSONField(null=True, help_text="{name: VRAM in MiB or null}")
     vram_total_mib = models.FloatField(null=True)
@@ -289,6 +308,53 @@ class BackendStatus(models.Model):
         if self.answered_at is None:
             return State.UNKNOWN
         return {True: State.READY, False: State.DOWN, None: State.UNANSWERED}[self.reachable]
+
+
+class GpuSample(models.Model):
+    """One GPU at one poll of its node. Null is unknown, never 0.
+
+    The node is kept by number and by name, without a foreign key: samples go by their age, and a
+    node is deleted without them.
+    """
+
+    node_id = models.BigIntegerField()
+    node = models.CharField(max_length=100)
+    gpu = models.CharField(max_length=20, help_text="Its index on the node.")
+    at = models.DateTimeField(db_index=True)
+    memory_total_mib = models.FloatField(null=True)
+    memory_used_mib = models.FloatField(null=True)
+    utilization = models.FloatField(null=True, help_text="0..1")
+    temperature_celsius = models.FloatField(null=True)
+    power_watts = models.FloatField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-at", "-id"]
+        indexes: ClassVar = [models.Index(fields=["node_id", "at"], name="gpu_samples_of_node")]
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu} of {self.node} at {self.at:%Y-%m-%d %H:%M:%S}"
+
+
+class BackendSample(models.Model):
+    """One backend at one poll. Null is unknown, never 0; kept like a ``GpuSample``."""
+
+    backend_id = models.BigIntegerField()
+    backend = models.CharField(max_length=100)
+    at = models.DateTimeField(db_index=True)
+    reachable = models.BooleanField(null=True)
+    running = models.PositiveIntegerField(null=True)
+    waiting = models.PositiveIntegerField(null=True)
+    kv_use = models.FloatField(null=True, help_text="0..1")
+    gpu_use = models.FloatField(null=True, help_text="0..1")
+    vram_total_mib = models.FloatField(null=True)
+    vram_free_mib = models.FloatField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-at", "-id"]
+        indexes: ClassVar = [models.Index(fields=["backend_id", "at"], name="samples_of_backend")]
+
+    def __str__(self) -> str:
+        return f"{self.backend} at {self.at:%Y-%m-%d %H:%M:%S}"
 
 
 class Alias(models.Model):

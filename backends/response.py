@@ -84,12 +84,12 @@ class Response:
     """
 
     __slots__ = (
-        "_chunks",
         "_error",
         "_loop",
         "_source",
         "_waiter",
         "buffered",
+        "chunks",
         "complete",
         "headers",
         "status",
@@ -99,8 +99,8 @@ class Response:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = False
-        self.buffered = 0  # body bytes that nobody has read yet
-        self._chunks: list[bytes] = []
+        self.chunks: list[bytes] = []  # of the body, not read yet; filled by the connection
+        self.buffered = 0  # bytes in them
         self._error: UpstreamError | None = None
         self._loop = loop
         self._source: Source | None = source  # None once the connection has no part in it
@@ -121,7 +121,7 @@ class Response:
         Raises: FirstByteTimeout (before any byte of the body), Stalled, InvalidResponse,
         EndedEarly (also after `abort`).
         """
-        chunks = self._chunks
+        chunks = self.chunks
         while not chunks:
             if self._error is not None:
                 raise _again(self._error)
@@ -158,7 +158,7 @@ class Response:
     def close(self) -> None:
         """End the response in whatever state it is; bytes not read yet are dropped."""
         self.abort()
-        self._chunks.clear()
+        self.chunks.clear()
         self.buffered = 0
 
     def __enter__(self) -> Self:
@@ -181,11 +181,6 @@ class Response:
         self.headers = headers
         self.status = status
         self.wake()
-
-    def feed(self, body: bytes) -> None:
-        """Take one piece of the body; `wake` tells the reader afterwards."""
-        self._chunks.append(body)
-        self.buffered += len(body)
 
     def finish(self) -> None:
         """Mark the body as complete: the connection may serve another request from now on."""

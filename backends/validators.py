@@ -105,6 +105,19 @@ def _validate_between(value: float, low: float, high: float) -> None:
         raise ValidationError(f"Must be a number from {low:g} to {high:g}.")
 
 
+def validate_gpu_indexes(value: Any) -> None:
+    """Accept a non-empty list of different whole numbers of 0..255. Raises: ValidationError."""
+    if not isinstance(value, list) or not value:
+        raise ValidationError(
+            "Give at least one GPU, or nothing for all of the node's. A server without GPUs needs "
+            "no node."
+        )
+    if not all(type(index) is int and 0 <= index <= 255 for index in value):
+        raise ValidationError("GPUs are numbered from 0 to 255.")
+    if len(set(value)) < len(value):
+        raise ValidationError("Each GPU can be named once only.")
+
+
 def validate_model_names(value: Any) -> None:
     """Accept a non-empty list of non-empty strings. Raises: ValidationError."""
     if not isinstance(value, list) or not value:

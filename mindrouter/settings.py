@@ -193,6 +193,11 @@ if not REDIS_URL:
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celerybeat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "poll": {"task": "backends.poll", "schedule": 1.0, "options": {"expires": 2.0}},
+    "forget-samples": {
+        "task": "backends.forget_samples",
+        "schedule": 600.0,
+        "options": {"expires": 600.0},
+    },
 }
 
 # ---- language, time, static files
@@ -242,6 +247,8 @@ BACKEND_POLL_INTERVAL = env_number("BACKEND_POLL_INTERVAL", 5)
 BACKEND_CONNECT_TIMEOUT = env_number("BACKEND_CONNECT_TIMEOUT", 5)
 BACKEND_FIRST_BYTE_TIMEOUT = env_number("BACKEND_FIRST_BYTE_TIMEOUT", 600)
 BACKEND_CHUNK_TIMEOUT = env_number("BACKEND_CHUNK_TIMEOUT", 120)
+TELEMETRY_INTERVAL = env_number("TELEMETRY_INTERVAL", 10)
+TELEMETRY_RETENTION = env_number("TELEMETRY_RETENTION", 7)  # days
 VLLM_MAX_NUM_SEQS = env_number("VLLM_MAX_NUM_SEQS", 16)
 VLLM_MAX_QUEUE_DEPTH = env_number("VLLM_MAX_QUEUE_DEPTH", 128)
 QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)

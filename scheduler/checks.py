@@ -44,6 +44,8 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "QUEUE_KEEPALIVE_AFTER": (0, False),
     "MAX_BODY_BYTES": (1, False),
     "SHUTDOWN_GRACE": (0, False),
+    "TELEMETRY_INTERVAL": (0, False),
+    "TELEMETRY_RETENTION": (0.01, False),
     "VLLM_MAX_NUM_SEQS": (0, False),
     "VLLM_MAX_QUEUE_DEPTH": (0, False),
 }

@@ -21,6 +21,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
+from backends.draining import disable_drained
 from backends.upstream import Upstream
 from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.jobs import Job, Usage
@@ -384,6 +385,27 @@ class Runtime:
                 self._adopt(snapshot, now)
             self._observe(telemetry, now)
             self._pump(now)
+            await self._end_drains()
+
+    async def _end_drains(self) -> None:
+        """Disable the draining backends that have nothing left to finish.
+
+        The snapshot that says "draining" is in force, so nothing new has begun since on a backend
+        that is idle here.
+        """
+        if not self.snapshot.draining:
+            return
+        states = self.scheduler.backend_states(time.monotonic())
+        idle = self.snapshot.draining - {state.id for state in states if state.in_flight}
+        if not idle:
+            return
+        try:
+            names = await self._ask_database(disable_drained, idle)
+        except DatabaseError as error:
+            logger.warning("Cannot disable drained backends yet: %s", error)
+            return
+        for name in names:
+            logger.info("Backend %s has been drained and is disabled now", name)
 
     def _database_is(self, *, away: bool, error: Exception | None = None) -> None:
         if away != self.database_away:

@@ -58,6 +58,7 @@ class Snapshot:
     allowed_models: Mapping[int, frozenset[str]] = field(default_factory=dict)  # by user
     backends: tuple[BackendSpec, ...] = ()
     endpoints: Mapping[int, Endpoint] = field(default_factory=dict)
+    draining: frozenset[int] = frozenset()  # backends to be disabled once nothing runs there
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     models: Mapping[str, ModelSpec] = field(default_factory=dict)  # every name, one spec each
@@ -99,7 +100,7 @@ def load_snapshot() -> Snapshot:
 def _load_snapshot(version: int) -> Snapshot:
     site = SiteSettings.objects.filter(pk=1).first() or SiteSettings()
     users, allowed_models = _load_users()
-    backends, endpoints = _load_backends()
+    backends, endpoints, draining = _load_backends()
     return Snapshot(
         version=version,
         keys=_load_keys(),
@@ -107,6 +108,7 @@ def _load_snapshot(version: int) -> Snapshot:
         allowed_models=allowed_models,
         backends=backends,
         endpoints=endpoints,
+        draining=draining,
         aliases={a.name: tuple(a.targets) for a in Alias.objects.all()},
         strategies=_load_strategies(),
         models=_merge_models(backends),
@@ -216,8 +218,8 @@ def _limit(name: str, quota: Any, group: Group | None) -> Any:
     return None
 
 
-def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint]]:
-    specs, endpoints = [], {}
+def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint], frozenset[int]]:
+    specs, endpoints, draining = [], {}, set()
     for backend in Backend.objects.select_related("status").prefetch_related("models"):
         status = getattr(backend, "status", None)
         engine = effective_engine(backend.engine, status.detected_engine if status else "")
@@ -230,12 +232,14 @@ def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint]]:
                 max_queue=backend.max_queue,
                 priority=backend.priority,
                 enabled=backend.enabled,
-                draining=backend.draining,
+                draining=backend.draining or backend.paused,
                 models=models_by_name(engine, backend.models.all()),
             )
         )
         endpoints[backend.pk] = _endpoint(backend, engine)
-    return tuple(specs), endpoints
+        if backend.enabled and backend.draining:
+            draining.add(backend.pk)
+    return tuple(specs), endpoints, frozenset(draining)
 
 
 def _endpoint(backend: Backend, engine: str) -> Endpoint:

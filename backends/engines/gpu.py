@@ -24,7 +24,9 @@ _USED = "DCGM_FI_DEV_FB_USED"
 _FREE = "DCGM_FI_DEV_FB_FREE"
 _RESERVED = "DCGM_FI_DEV_FB_RESERVED"
 _USE = "DCGM_FI_DEV_GPU_UTIL"
-_WANTED = frozenset({_USED, _FREE, _RESERVED, _USE})
+_TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
+_POWER = "DCGM_FI_DEV_POWER_USAGE"
+_WANTED = frozenset({_USED, _FREE, _RESERVED, _USE, _TEMPERATURE, _POWER})
 _MIB_PER_GIB = 1024
 
 
@@ -40,11 +42,13 @@ class Gpu:
     memory_free_mib: float | None = None
     #: 0..1
     utilization: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of all GPUs of a node together, in MiB; None unless each of them tells it."""
+    """Of several GPUs together, in MiB; None unless each of them tells it."""
 
     total_mib: float | None = None
     free_mib: float | None = None
@@ -64,8 +68,20 @@ def parse_gpus(reply: Reply) -> tuple[Gpu, ...] | None:
     return _from_metrics(found) if found else None
 
 
+def assigned(gpus: Sequence[Gpu], indexes: Sequence[int] | None) -> list[Gpu]:
+    """The node's GPUs with these indexes, in their order; all of them for None.
+
+    One that the node does not tell of is there all the same, with everything about it unknown:
+    the memory of the others alone would be less than what the backend has.
+    """
+    if indexes is None:
+        return list(gpus)
+    known = {gpu.index: gpu for gpu in gpus}
+    return [known.get(str(index), Gpu(index=str(index))) for index in indexes]
+
+
 def combined(gpus: Sequence[Gpu]) -> Memory:
-    """What a backend that uses all of the node's GPUs has."""
+    """What a backend that uses these GPUs has."""
     return Memory(
         total_mib=_sum_of_all(gpu.memory_total_mib for gpu in gpus),
         free_mib=_sum_of_all(gpu.memory_free_mib for gpu in gpus),
@@ -88,6 +104,8 @@ def _from_json(entry: dict[str, Any], place: int) -> Gpu:
         memory_used_mib=_gib(entry.get("memory_used_gb")),
         memory_free_mib=_gib(entry.get("memory_free_gb")),
         utilization=_percent(entry.get("utilization_gpu")),
+        temperature_celsius=number(entry.get("temperature_gpu")),
+        power_watts=number(entry.get("power_draw_watts")),
     )
 
 
@@ -126,4 +144,6 @@ def _card(card: dict[str, Sample]) -> Gpu:
         memory_used_mib=used,
         memory_free_mib=free,
         utilization=_percent(value(_USE)),
+        temperature_celsius=value(_TEMPERATURE),
+        power_watts=value(_POWER),
     )

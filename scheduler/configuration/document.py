@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 from django.db import models
 
+from backends.fields import NumbersField
+
 #: YAML 1.2's numbers like 1e9, which YAML 1.1 takes for text.
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
@@ -150,12 +152,19 @@ def _read_names(value: Any) -> list[str]:
     return [read_text(name) for name in value]
 
 
+def _read_counts(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise Refused(f"must be a list of whole numbers, not {_kind(value)}")
+    return [_read_count(item) for item in value]
+
+
 _READERS: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, read_flag),
     (models.IntegerField, _read_count),
     (models.FloatField, _read_number),
     (models.DecimalField, _read_decimal),
     (models.DateTimeField, _read_time),
+    (NumbersField, _read_counts),
     (models.JSONField, _read_names),
     (models.CharField, read_text),
     (models.TextField, read_text),

@@ -112,6 +112,8 @@ SECTIONS = (
             "priority",
             "enabled",
             "draining",
+            "paused",
+            "gpu_indexes",
             "connect_timeout",
             "first_byte_timeout",
             "chunk_timeout",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends.engines.gpu import Gpu, Memory, combined, parse_gpus
+from backends.engines.gpu import Gpu, Memory, assigned, combined, parse_gpus
 from backends.engines.replies import Reply
 from tests.stubs.engines import DCGM_METRICS, GPU_INFO
 
@@ -95,3 +95,31 @@ def test_impossible_numbers_are_unknown(value: Any) -> None:
     body = {"gpus": [{"memory_total_gb": value, "memory_free_gb": 1, "utilization_gpu": 250}]}
     gpus = parse_gpus(Reply(200, json.dumps(body).encode()))
     assert gpus == (Gpu(index="0", memory_free_mib=1024.0),)
+
+
+def test_temperature_and_power_are_told_in_degrees_and_watts() -> None:
+    from_dcgm = parse_gpus(
+        page(
+            'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="a"} 41',
+            'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="a"} 61.25',
+        )
+    )
+    entry = {"index": 0, "temperature_gpu": 41, "power_draw_watts": 61.25}
+    from_json = parse_gpus(Reply(200, json.dumps({"gpus": [entry]}).encode()))
+    for found in (from_dcgm, from_json):
+        assert found is not None
+        assert (found[0].temperature_celsius, found[0].power_watts) == (41.0, 61.25)
+        assert (found[0].memory_total_mib, found[0].utilization) == (None, None)
+
+
+def test_a_backend_has_the_gpus_it_is_given() -> None:
+    gpus = [Gpu(index=str(n), memory_total_mib=100.0 * (n + 1)) for n in range(3)]
+    assert assigned(gpus, None) == gpus
+    assert combined(assigned(gpus, [0, 2])).total_mib == 400.0
+    assert assigned(gpus, [2, 0]) == [gpus[2], gpus[0]]
+
+
+def test_a_gpu_that_the_node_does_not_tell_of_makes_the_sum_unknown() -> None:
+    gpus = [Gpu(index="0", memory_total_mib=100.0)]
+    assert combined(assigned(gpus, [0, 7])).total_mib is None
+    assert combined(assigned(gpus, [7])).total_mib is None

@@ -365,7 +365,7 @@ def test_a_poll_of_a_hundred_unchanged_models_takes_a_fixed_number_of_queries(
     models = [f"m{number}" for number in range(100)]
     saved(backend, good(*models))
     copy = claimed(backend)
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         save_observation(copy, good(*models))
 
 

@@ -1,0 +1,9 @@
+"""Columns that hold lists."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class NumbersField(models.JSONField):
+    """A list of whole numbers, or null."""
