@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from django.contrib.auth import authenticate
 from django.core.management import CommandError, call_command
+from pytest_django import DjangoAssertNumQueries
 
 from accounts.models import ApiKey, Group, Quota, User, hash_key
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
 from scheduler.configuration.applying import Changes, apply_text
-from scheduler.configuration.document import Invalid
+from scheduler.configuration.document import Invalid, write_document
 from scheduler.models import ConfigurationVersion, SiteSettings
 from tests.factories import make_api_key, make_backend, make_group, make_user
 
@@ -138,6 +139,21 @@ def test_applying_twice_changes_nothing_at_all() -> None:
     before = version(), history_rows()
     assert apply_text(WHOLE) == Changes(lines=[], backend_ids=[])
     assert (version(), history_rows()) == before
+
+
+def test_an_unchanged_file_costs_few_queries_however_long_it_is(
+    django_assert_max_num_queries: DjangoAssertNumQueries,
+) -> None:
+    text = write_document(
+        {
+            "groups": [{"name": "physics"}],
+            "users": [{"username": f"u{n}", "group": "physics"} for n in range(50)],
+            "api_keys": [{"user": f"u{n}", "name": "k", "key": f"{n:064x}"} for n in range(50)],
+        }
+    )
+    apply_text(text)
+    with django_assert_max_num_queries(8):
+        assert apply_text(text).lines == []
 
 
 def test_a_change_raises_the_version_and_is_kept_as_history() -> None:
