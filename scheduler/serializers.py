@@ -7,7 +7,9 @@ from typing import Any
 from rest_framework import serializers
 
 from accounts.models import User
+from scheduler.core.views import ShareView
 from scheduler.models import Decision, Outcome
+from scheduler.runtime import LiveView
 
 #: Up to this many users are looked up by number, above all are read: databases bound the number
 #: of parameters of a statement.
@@ -193,14 +195,14 @@ class StatsSerializer(serializers.Serializer[Any]):
     fair_share = FairShareStatsSerializer()
     backends = BackendStatsSerializer(many=True)
 
-    def to_representation(self, instance: Any) -> dict[str, Any]:
+    def to_representation(self, instance: LiveView) -> dict[str, Any]:
         return super().to_representation(_stats(instance))
 
 
-def _stats(view: Any) -> dict[str, Any]:
-    """A ``LiveView`` in the shape of ``StatsSerializer``. One query, for names."""
+def _stats(view: LiveView) -> dict[str, Any]:
+    """The figures in the shape of ``StatsSerializer``. One query, for names."""
     stats = view.stats
-    people = _people({share.user_id for share in stats.users})
+    usernames = _usernames({share.user_id for share in stats.users})
     return {
         "taken_at": view.taken_at,
         "configuration_version": view.configuration_version,
@@ -214,20 +216,19 @@ def _stats(view: Any) -> dict[str, Any]:
             "total_users": stats.total_users,
             "global_recent_tokens": stats.global_recent_tokens,
             "user_stats": [
-                _user_stats(share, *people.get(share.user_id, (None, None)))
-                for share in stats.users
+                _user_stats(share, usernames.get(share.user_id)) for share in stats.users
             ],
         },
         "backends": view.backends,
     }
 
 
-def _user_stats(share: Any, username: str | None, group: str | None) -> dict[str, Any]:
+def _user_stats(share: ShareView, username: str | None) -> dict[str, Any]:
     return {
         "user_id": share.user_id,
         "username": username,
         "end_user": share.unit[1] if isinstance(share.unit, tuple) else None,
-        "group": group,
+        "group": share.group,
         "weight": share.weight,
         "deficit": share.deficit,
         "burst_credits": share.burst_credits,
@@ -238,10 +239,9 @@ def _user_stats(share: Any, username: str | None, group: str | None) -> dict[str
     }
 
 
-def _people(user_ids: set[int]) -> dict[int, tuple[str, str | None]]:
-    """{user id: (username, group's name)}"""
+def _usernames(user_ids: set[int]) -> dict[int, str]:
+    """{user id: username}"""
     users = User.objects.all()
     if len(user_ids) <= _MOST_PARAMETERS:
         users = users.filter(pk__in=user_ids)
-    rows = users.values_list("pk", "username", "group__name")
-    return {pk: (username, group) for pk, username, group in rows}
+    return dict(users.values_list("pk", "username"))

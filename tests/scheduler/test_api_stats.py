@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,9 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from scheduler import services
-from tests.factories import make_group, make_user
+from scheduler.core.views import BackendView, ShareView, Stats
+from scheduler.runtime import LiveView
+from tests.factories import make_user
 
 pytestmark = pytest.mark.django_db
 
@@ -24,8 +25,9 @@ def staff(client: Client) -> Client:
     return client
 
 
-def share(user_id: int, unit: Any = None, **values: float) -> SimpleNamespace:
-    figures: dict[str, float] = {
+def share(user_id: int, unit: Any = None, **values: Any) -> ShareView:
+    figures: dict[str, Any] = {
+        "group": None,
         "weight": 1.0,
         "deficit": 0.0,
         "burst_credits": 0.0,
@@ -33,15 +35,19 @@ def share(user_id: int, unit: Any = None, **values: float) -> SimpleNamespace:
         "recent_tokens": 0.0,
         "queued": 0,
         "running": 0,
+        "charged_tokens": 0.0,
     }
-    return SimpleNamespace(user_id=user_id, unit=unit or user_id, **(figures | values))
+    return ShareView(user_id=user_id, unit=unit or user_id, **(figures | values))
 
 
-def live_view(*shares: SimpleNamespace) -> SimpleNamespace:
-    return SimpleNamespace(
+def live_view(*shares: ShareView) -> LiveView:
+    return LiveView(
         taken_at=1_780_000_000.25,
         configuration_version=12,
-        stats=SimpleNamespace(
+        gap=0.0,
+        gap_bound=0.0,
+        shares=list(shares),
+        stats=Stats(
             queue_total=5,
             queue_by_user={1: 3, 2: 2},
             queue_by_model={"llama3.2": 4, "mistral": 1},
@@ -51,7 +57,7 @@ def live_view(*shares: SimpleNamespace) -> SimpleNamespace:
             users=list(shares),
         ),
         backends=[
-            SimpleNamespace(
+            BackendView(
                 id=4,
                 name="gpu-1",
                 in_flight=2,
@@ -69,10 +75,11 @@ def live_view(*shares: SimpleNamespace) -> SimpleNamespace:
 def test_the_figures_have_the_documented_keys_and_types(
     staff: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ada = make_user("ada", group=make_group("physics"))
+    ada = make_user("ada")
     view = live_view(
         share(
             ada.pk,
+            group="physics",
             weight=3.0,
             deficit=-1000.0,
             recent_tokens=30000.0,
