@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from mindrouter.gateway.errors import GatewayError
+from mindrouter.gateway.wire import Wire
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -43,6 +44,7 @@ class Client:
         "_stall_timer",
         "_task",
         "_watcher",
+        "_wire",
         "_writing_since",
         "ended",
         "headers",
@@ -72,6 +74,8 @@ class Client:
         self._watcher: asyncio.Task[None] | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._writing_since: float | None = None
+        connection = self._connection()
+        self._wire: Wire | None = None if connection is None else connection.wire()
 
     def header(self, name: bytes) -> str | None:
         """A request header's value, stripped; names are lower-case."""
@@ -176,6 +180,10 @@ class Client:
         """A whole response at once."""
         if status != 204:  # No Content has no length either
             headers = [*headers, (b"content-length", b"%d" % len(body))]
+        if self._wire is not None:
+            self.started = self.ended = True
+            self._wire.respond(status, [*headers, *self._common_headers], body)
+            return
         await self._start(status, headers)
         self.ended = True
         await self._send({"type": "http.response.body", "body": body})
@@ -189,11 +197,11 @@ class Client:
         length = (b"content-length", b"%d" % len(body))
         await self._start(status, [*headers, length, (b"connection", b"close")])
         self.ended = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._write(body)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._discard()
-        await self._send({"type": "http.response.body", "body": b""})
+        await self._end(b"")
 
     async def _discard(self) -> None:
         left = LINGER_BYTES
@@ -210,6 +218,9 @@ class Client:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        if self._wire is not None:
+            self._wire.start(status, [*headers, *self._common_headers])
+            return
         await self._send(
             {
                 "type": "http.response.start",
@@ -221,27 +232,38 @@ class Client:
     async def write(self, data: bytes) -> None:
         """A part of the body; waits while the client does not take what it has."""
         self._writing_since = asyncio.get_running_loop().time()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._write(data)
         self._writing_since = None
+
+    async def _write(self, data: bytes) -> None:
+        if self._wire is not None:
+            await self._wire.write(data)
+        else:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """The proper end of a body sent in parts."""
+        await self._end(b"")
+
+    async def _end(self, last: bytes) -> None:
         self.ended = True
-        await self._send({"type": "http.response.body", "body": b""})
+        if self._wire is not None:
+            self._wire.end(last)
+        else:
+            await self._send({"type": "http.response.body", "body": last})
 
     async def end_and_close(self, last: bytes) -> None:
         """Send ``last``, then close the connection: the answer is not whole."""
-        self.ended = True
         connection = self._connection()
         if connection is not None:
             connection.close_after_response()
-        await self._send({"type": "http.response.body", "body": last})
+        await self._end(last)
 
     async def cut(self) -> None:
         """Break the connection off, so that half an answer cannot be taken for a whole one."""
         self.ended = True
         if not self._abort():  # such a server can only be made to end the response
-            await self._send({"type": "http.response.body", "body": b""})
+            await self._end(b"")
 
     def _abort(self) -> bool:
         connection = self._connection()

@@ -15,6 +15,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mindrouter.gateway.wire import Wire
+
 #: Seconds for a request's head to arrive whole, from its first byte or from the connection.
 HEAD_SECONDS = 30.0
 MAX_HEAD_BYTES = 64 * 1024
@@ -57,6 +59,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._served: Any = None  # the request being answered; uvicorn's ``cycle`` is the latest
 
     # ---- what the gateway's client calls
+
+    def wire(self) -> Wire:
+        """The response to the current request."""
+        return Wire(self._served)
 
     @property
     def has_whole_body(self) -> bool:
