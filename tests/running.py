@@ -15,12 +15,13 @@ from typing import Any, Self, TypeVar
 import httpx
 from uvicorn.server import ServerState
 
+from accounts.models import Group
 from mindrouter.gateway.protocol import GatewayProtocol
 from mindrouter.server import configuration
 from scheduler.loading import load
 from scheduler.models import Decision
 from scheduler.runtime import Runtime, _load_changes
-from tests.factories import make_api_key, make_backend, make_group, make_user
+from tests.factories import make_api_key, make_backend, make_user
 from tests.stubs.openai_stub import OpenAIStub
 
 T = TypeVar("T")
@@ -91,7 +92,8 @@ class RunningRouter:
         """A user alone in a group of that name and weight; returns a key."""
 
         def make() -> str:
-            group = make_group(username, scheduler_weight=weight, **limits)
+            fields = {"scheduler_weight": weight, **limits}  # a migration makes some groups
+            group, _ = Group.objects.update_or_create(name=username, defaults=fields)
             return make_api_key(make_user(username, group=group))
 
         return await self.change(make)
