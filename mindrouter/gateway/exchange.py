@@ -307,8 +307,7 @@ class Exchange:
     async def _answer_with(self, error: GatewayError) -> None:
         """Tell the client, in the form that fits what it has so far, and note it."""
         record = self.record
-        served = record.dispatched_at is not None or bool(record.attempts)
-        record.outcome = "failed" if served else "refused"
+        record.outcome = "failed" if record.attempts else "refused"
         record.reason, record.message = error.code, error.message
         record.status = 200 if self.client.started else error.status
         self.close_record()
