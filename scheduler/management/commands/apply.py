@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from backends.services import probe_backends
 from scheduler.configuration.applying import apply_text
 from scheduler.configuration.document import Invalid
 
@@ -35,9 +36,7 @@ class Command(BaseCommand):
         if not changes.lines:
             self.stdout.write("Nothing to change.")
         if changes.backend_ids and not dry_run:
-            from backends.services import probe_backends
-
-            probe_backends(changes.backend_ids)
+            probe_backends(changes.backend_ids, anew=True)
 
 
 def _read(name: str) -> str:
