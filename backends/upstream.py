@@ -65,7 +65,8 @@ class Origin:
     path_prefix: str = ""
     key: str = field(init=False, compare=False, repr=False)  # which connections may be shared
     host_header: bytes = field(init=False, compare=False, repr=False)
-    # Everything between the path and the request's own headers
+    # What surrounds the path of a request: before it, and between it and the request's own headers
+    prefix: bytes = field(init=False, compare=False, repr=False)
     preamble: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +80,7 @@ class Origin:
         preamble = b" HTTP/1.1\r\nhost: " + host_header + b"\r\naccept-encoding: identity\r\n"
         object.__setattr__(self, "key", f"{self.scheme}://{name}")
         object.__setattr__(self, "host_header", host_header)
+        object.__setattr__(self, "prefix", self.path_prefix.encode())
         object.__setattr__(self, "preamble", preamble)
 
     @classmethod
@@ -165,8 +167,7 @@ class Upstream:
         framing = b"\r\n"
         if size or method not in _BODYLESS_METHODS:
             framing = b"content-length: %d\r\n\r\n" % size
-        prefix = origin.path_prefix.encode()
-        head = b"".join((method, b" ", prefix, path, origin.preamble, headers, framing))
+        head = b"".join((method, b" ", origin.prefix, path, origin.preamble, headers, framing))
         request = Outgoing(head, parts, size, method != b"HEAD", first_byte_timeout, chunk_timeout)
         self.counters.requests += 1
         connection = self._take_idle(origin.key)

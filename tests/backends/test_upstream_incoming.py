@@ -33,11 +33,13 @@ class NoConnection:
 
 def incoming() -> tuple[Incoming, Response]:
     response = Response(LOOP, NoConnection())
-    return Incoming(response, expects_body=True), response
+    reader = Incoming()
+    reader.begin(response, expects_body=True)
+    return reader, response
 
 
 def body_of(response: Response) -> bytes:
-    return b"".join(response._chunks)
+    return b"".join(response.chunks)
 
 
 bodies = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
