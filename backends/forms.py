@@ -9,6 +9,7 @@ from unfold.widgets import (
     UnfoldAdminPasswordWidget,
     UnfoldAdminSelectWidget,
     UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
     UnfoldBooleanWidget,
 )
 
@@ -43,8 +44,35 @@ class SecretForm(forms.ModelForm[Any]):
         return data
 
 
+class GpuIndexesField(forms.CharField):
+    """Numbers of GPUs, with commas or blanks between them; empty is all of a node's."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+    def to_python(self, value: Any) -> list[int] | None:  # type: ignore[override]
+        words = (super().to_python(value) or "").replace(",", " ").split()
+        if not words:
+            return None
+        if not all(word.isascii() and word.isdigit() for word in words):
+            raise forms.ValidationError("Give whole numbers with commas between them, as 0, 1.")
+        return [int(word) for word in words]
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        try:
+            return bool(initial != self.to_python(data))
+        except forms.ValidationError:
+            return True
+
+
 class BackendForm(SecretForm):
     secret = "api_key"  # noqa: S105 - a field's name
+    gpu_indexes = GpuIndexesField(
+        required=False,
+        label="GPUs",
+        help_text=Backend._meta.get_field("gpu_indexes").help_text,
+        widget=UnfoldAdminTextInputWidget,
+    )
 
     class Meta:
         model = Backend

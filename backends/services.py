@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -17,9 +18,19 @@ from backends.engines.replies import Question
 from backends.fetch import UnansweredError, ask, new_client
 from backends.keeping import save_node, save_observation
 from backends.models import Backend, BackendStatus, Node
-from backends.probe import TOTAL_SECONDS, ProbeResult, Target, probe
+from backends.probe import TOTAL_SECONDS, ProbeResult, Target, details, probe
 
-__all__ = ["claim_due", "detect", "poll", "poll_due", "probe_backends", "save_observation"]
+__all__ = [
+    "claim_due",
+    "detect",
+    "detect_engines",
+    "poll",
+    "poll_due",
+    "probe_backends",
+    "run",
+    "save_observation",
+    "target_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +44,36 @@ def poll_due() -> int:
     now = timezone.now()
     backends, nodes = claim_due(now), claim_due_nodes(now)
     if backends or nodes:
-        _run(_poll_all, backends, nodes)
+        run(_poll_all, backends, nodes)
     return len(backends) + len(nodes)
 
 
-def probe_backends(ids: Iterable[int], *, seconds: float = _PROBE_SECONDS) -> None:
+def probe_backends(
+    ids: Iterable[int], *, seconds: float = _PROBE_SECONDS, anew: bool = False
+) -> None:
     """Poll these backends now, in at most about ``seconds`` + 0.5. What happens to each is in its
-    status row afterwards; a backend that cannot be reached raises nothing."""
+    status row afterwards; a backend that cannot be reached raises nothing.
+
+    ``anew``: as if nothing were known of them yet, neither engine nor details.
+    """
     deadline = time.monotonic() + seconds
     backends = with_status(Backend.objects.filter(pk__in=list(ids)))
     mine = [backend for backend in backends if claim(backend, timezone.now())]
+    if anew:
+        _forget(mine)
     if mine:
-        _run(poll, mine, seconds)
+        run(poll, mine, seconds)
     # The rest is being polled by the worker at this moment: its outcome will do as well.
     others = {backend.pk for backend in backends} - {backend.pk for backend in mine}
     while others and time.monotonic() < deadline and _any_claimed(others):
         time.sleep(0.05)
+
+
+def _forget(backends: Iterable[Backend]) -> None:
+    """What was learned of these claimed backends is not made use of; its row stays as it is."""
+    for backend in backends:
+        backend.status.detected_engine = ""
+        details.forget(target_of(backend).root)
 
 
 def _any_claimed(ids: Iterable[int]) -> bool:
@@ -59,11 +84,26 @@ def _any_claimed(ids: Iterable[int]) -> bool:
 def detect(base_url: str, api_key: str | None = None, *, seconds: float = 3.0) -> ProbeResult:
     """Ask a server that need not be in the database what it is. Raises nothing."""
     target = Target(base_url=base_url, api_key=api_key, total_seconds=seconds)
-    result: ProbeResult = _run(probe, target)
+    result: ProbeResult = run(probe, target)
     return result
 
 
-def _run(work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+def detect_engines(backends: Sequence[Backend]) -> dict[int, ProbeResult]:
+    """{backend id: what its server is found to be}, whatever engine was chosen for it."""
+    targets = [
+        replace(target_of(backend, _PROBE_SECONDS), engine="auto", known_engine="")
+        for backend in backends
+    ]
+    results = run(_probe_all, targets) if targets else []
+    return {backend.pk: result for backend, result in zip(backends, results, strict=True)}
+
+
+async def _probe_all(targets: Sequence[Target]) -> list[ProbeResult]:
+    return list(await asyncio.gather(*(probe(target) for target in targets)))
+
+
+def run(work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+    """Run network work from a thread of Django's, and wait for it."""
     # A loop of its own: under ASGI the calling thread's parent loop is the gateway's, which must
     # not parse metrics pages. The database work inside comes back to the calling thread.
     return AsyncToSync(work, force_new_loop=True)(*arguments)
@@ -86,7 +126,7 @@ async def poll(backends: Sequence[Backend], seconds: float = TOTAL_SECONDS) -> N
 
 
 async def _poll_backend(backend: Backend, seconds: float) -> None:
-    result = await probe(_target(backend, seconds))
+    result = await probe(target_of(backend, seconds))
     await sync_to_async(_keep)(backend, result)
 
 
@@ -97,8 +137,9 @@ def _keep(backend: Backend, result: ProbeResult) -> None:
         release(backend)
 
 
-def _target(backend: Backend, seconds: float) -> Target:
-    status = backend.status
+def target_of(backend: Backend, seconds: float = TOTAL_SECONDS) -> Target:
+    """What it takes to ask ``backend`` something."""
+    status = getattr(backend, "status", None) or BackendStatus()
     return Target(
         base_url=backend.base_url,
         engine=backend.engine,

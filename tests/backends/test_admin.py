@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from accounts.models import User
-from backends.admin import age, known
+from backends.admin.showing import age, known
 from backends.models import (
     Alias,
     Backend,
