@@ -99,6 +99,8 @@ class Dispatcher:
         flow.last_dispatch = now
         share.hold(lease)
         self._count_running(lease, 1)
+        if unit.running > unit.peak_running:
+            unit.peak_running = unit.running
         self._cluster.take(offer.backend, lease, now)
         _count_served(cls, group or "", hold, now)
 

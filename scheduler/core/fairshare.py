@@ -224,8 +224,6 @@ class FairShare:
         if hold > unit.largest_hold:
             unit.largest_hold = hold
         lease.clips = self._charge(flow, hold / lease.weight, lease.background)
-        if unit.held > unit.peak_in_flight:
-            unit.peak_in_flight = unit.held
 
     def charge_excess(self, lease: Lease, delivered: float) -> None:
         """R4: what has been delivered beyond the hold, at once."""
@@ -237,16 +235,13 @@ class FairShare:
         lease.charged = delivered
         clips = self._charge(lease.flow, excess / lease.weight, lease.background)
         lease.clips = _joined(lease.clips, clips)
-        if unit.held > unit.peak_in_flight:
-            unit.peak_in_flight = unit.held
 
     def settle(self, lease: Lease, cost: float) -> None:
         """R5, R6: release the hold and charge the true cost; 0 is a refund."""
         flow, weight = lease.flow, lease.weight
         unit = flow.unit
-        in_flight = unit.held - lease.charged + cost
-        if in_flight > unit.peak_in_flight:
-            unit.peak_in_flight = in_flight
+        if cost > unit.largest_cost:
+            unit.largest_cost = cost
         unit.held -= lease.charged
         if not unit.running:
             unit.held = 0.0  # sheds what rounding has left

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scheduler.core.queue import Flow, JobClass, Lane
 from scheduler.core.tunables import Tunables
-from scheduler.core.units import Roster
+from scheduler.core.units import Roster, UnitState
 
 _INTERVAL_SECONDS = 300.0
 
@@ -51,6 +51,8 @@ class GapMeter:
             if len(steady) > 1:
                 return steady
         lane.longest_wait = 0.0
+        for flow in lane.flows:
+            _start_anew(flow.unit)
         marks = {flow: (flow.waiting_since, flow.unit.service) for flow in lane.flows}
         self._intervals[cls] = Interval(now, marks)
         return list(lane.flows)
@@ -63,13 +65,22 @@ class GapMeter:
 
     def _bound(self, flows: list[Flow], lane: Lane, tunables: Tunables, now: float) -> float:
         """(G+2H)/w of the two for whom it is largest, + 2ωT + 0.9(Q+C)."""
-        largest = sorted(
-            (f.unit.peak_in_flight + 2.0 * f.unit.largest_hold) / self._roster.weight(f.unit)
-            for f in flows
-        )[-2:]
+        largest = sorted(_spread(f.unit) / self._roster.weight(f.unit) for f in flows)[-2:]
         waits = max(lane.longest_wait, *(now - flow.waits_from() for flow in flows))
         return (
             sum(largest)
             + 2.0 * tunables.wait_bonus_rate * waits
             + 0.9 * (tunables.quantum + tunables.burst_credit_cap)
         )
+
+
+def _start_anew(unit: UnitState) -> None:
+    unit.largest_cost = 0.0
+    unit.peak_running = unit.running
+
+
+def _spread(unit: UnitState) -> float:
+    """G + 2H. What all running jobs will cost is not known until they have ended, so that G is
+    taken for the most that ran at once, each as dear as the dearest."""
+    dearest = max(unit.largest_cost, unit.largest_hold)
+    return unit.peak_running * dearest + 2.0 * unit.largest_hold

@@ -205,6 +205,8 @@ class Scheduler:
         """
         if now > self._now:
             self._now = now
+        if self._changed:  # before this pump; some may have been cancelled meanwhile
+            self._changed = [t for t in self._changed if t.state in ("leased", "evicted")]
         if now >= self._cluster.changes_at:
             self._refresh(now)
         if self._dirty:

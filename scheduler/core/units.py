@@ -60,11 +60,12 @@ class UnitState:
         "has_offsets",
         "held",
         "key",
+        "largest_cost",
         "largest_hold",
         "last_flow",
         "other_tag",
         "outputs",
-        "peak_in_flight",
+        "peak_running",
         "queued",
         "recent",
         "running",
@@ -92,7 +93,8 @@ class UnitState:
         self.charged_total = 0.0  # tokens, for display
         self.service = 0.0  # tokens charged per unit of weight, clamps aside (T1)
         self.largest_hold = 0.0
-        self.peak_in_flight = 0.0
+        self.largest_cost = 0.0  # this and the next since ``GapMeter`` began to observe
+        self.peak_running = 0
         self.outputs: dict[str, float] = {}  # {model name: average output tokens} (R3)
         self.group_share: GroupState | None = None  # where its weight is counted while active
 
