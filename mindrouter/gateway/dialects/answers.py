@@ -155,7 +155,7 @@ def read_answer(body: bytes, reply: Reply) -> Answer:
     if not ending.reason:
         raise ended_early()
     return Answer(
-        text=said.content or "",
+        text=(said.content or "").removeprefix(reply.begun),
         reasoning=said.reasoning_content or said.reasoning or "",
         refusal=said.refusal or "",
         calls=[_whole_call(call, n, reply) for n, call in enumerate(said.tool_calls or ())],

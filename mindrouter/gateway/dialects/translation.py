@@ -28,11 +28,13 @@ class Translated:
     answer may say (where a prompt may be cached, say). They are named, so that the client can be
     told; anything else that cannot be expressed is refused.
     ``settings``: what the client's form wants repeated in the answer.
+    ``begun``: the beginning of the answer, where the client wrote it to be gone on with.
     """
 
     path: bytes
     body: dict[str, Any]
     without: tuple[str, ...] = ()
+    begun: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def body_for(self, model_name: str) -> bytes:
@@ -46,13 +48,15 @@ class Reply:
 
     ``reply_id`` is unique to the request and gets the form's prefix; ``model`` is the name that
     the client asked for; ``created`` is in epoch seconds; ``prompt_tokens`` is the estimate that
-    stands until the backend tells.
+    stands until the backend tells. ``begun`` is the ``Translated`` one for engines that repeat it
+    in a whole answer (llama.cpp does, though not in a stream), and empty for all others.
     """
 
     reply_id: str
     model: str
     created: float
     prompt_tokens: int
+    begun: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -133,6 +137,17 @@ def function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 def stream_fields(stream: bool) -> dict[str, Any]:
     """A translated stream always needs its usage: the client's form carries it."""
     return {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+
+
+def begun_answer(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Where the last message is the model's, it is the beginning of the answer: the fields that
+    have vLLM and SGLang go on with it, as llama.cpp does unasked, and its text."""
+    last = messages[-1]
+    if last["role"] != "assistant" or "tool_calls" in last:
+        return {}, ""
+    content = last["content"]
+    text = content if isinstance(content, str) else "\n".join(p.get("text", "") for p in content)
+    return {"continue_final_message": True, "add_generation_prompt": False}, text
 
 
 def json_schema_format(schema: Any, name: str = "answer", **more: Any) -> dict[str, Any]:

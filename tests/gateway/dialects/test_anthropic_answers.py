@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def test_what_a_real_engine_answers() -> None:
     assert made["content"] == [{"type": "text", "text": text}]
     assert made["usage"]["input_tokens"] == 36
     assert made["usage"]["output_tokens"] == 12
+
+
+def test_what_the_client_began_is_not_repeated_to_it() -> None:
+    reply = replace(REPLY, begun="The answer")
+    made = json.loads(from_chat(completion(content="The answer is 4."), reply))
+    assert made["content"] == [{"type": "text", "text": " is 4."}]
 
 
 def test_reasoning_comes_first_and_calls_come_last() -> None:

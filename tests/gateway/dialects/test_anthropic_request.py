@@ -161,6 +161,9 @@ def test_a_conversation_that_ends_with_the_assistant_is_gone_on_with() -> None:
     body = chat_of(messages=[HI, {"role": "assistant", "content": "The answer is"}])
     assert body["continue_final_message"] is True
     assert body["add_generation_prompt"] is False
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    called = chat_of(messages=[HI, {"role": "assistant", "content": [call]}])
+    assert "continue_final_message" not in called
 
 
 def test_tools_keep_their_schemas_to_the_digit() -> None:

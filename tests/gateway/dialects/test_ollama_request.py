@@ -62,6 +62,14 @@ def test_streams_are_the_default() -> None:
     assert body_of(generate_to_chat, model="m", prompt="hi") == streamed
 
 
+def test_a_conversation_that_ends_with_the_model_is_gone_on_with() -> None:
+    begun = {"role": "assistant", "content": "The answer is"}
+    translated = chat_to_chat(fields({"model": "m", "messages": [HI, begun]}))
+    assert translated.begun == "The answer is"
+    assert translated.body["continue_final_message"] is True
+    assert translated.body["add_generation_prompt"] is False
+
+
 def test_images_become_data_urls_of_their_kind() -> None:
     message = {"role": "user", "content": "what?", "images": [PNG, JPEG]}
     parts = chat_of(messages=[message])["messages"][0]["content"]

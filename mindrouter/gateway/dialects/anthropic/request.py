@@ -18,6 +18,7 @@ from mindrouter.gateway.dialects.strict import (
 from mindrouter.gateway.dialects.translation import (
     CHAT_PATH,
     Translated,
+    begun_answer,
     json_schema_format,
     stream_fields,
     thinking_fields,
@@ -125,9 +126,13 @@ def to_chat(fields: Mapping[str, msgspec.Raw]) -> Translated:
         body["response_format"] = json_schema_format(wanted.schema, strict=True)
     if request.metadata is not None and request.metadata.user_id is not None:
         body["user"] = request.metadata.user_id
-    if _is_prefill(body["messages"]):
-        body |= {"continue_final_message": True, "add_generation_prompt": False}
-    return Translated(path=CHAT_PATH, body=body, without=tuple(sorted(without)))
+    continuing, begun = begun_answer(body["messages"])
+    return Translated(
+        path=CHAT_PATH,
+        body={**body, **continuing},
+        without=tuple(sorted(without)),
+        begun=begun,
+    )
 
 
 def _sampling(request: _Request) -> dict[str, Any]:
@@ -191,9 +196,3 @@ def _reasoning(request: _Request, without: set[str]) -> dict[str, Any]:
     if thinking.display is not None:
         without.add("thinking.display")
     return thinking_fields(thinking.type != "disabled", effort, thinking.budget_tokens)
-
-
-def _is_prefill(messages: list[dict[str, Any]]) -> bool:
-    """Whether the last message is the beginning of the answer, to be gone on with."""
-    last = messages[-1]
-    return last["role"] == "assistant" and "tool_calls" not in last

@@ -26,6 +26,7 @@ from mindrouter.gateway.dialects.translation import (
     COMPLETIONS_PATH,
     EMBEDDINGS_PATH,
     Translated,
+    begun_answer,
     stream_fields,
     text_or_parts,
 )
@@ -96,10 +97,12 @@ def chat_to_chat(fields: Mapping[str, msgspec.Raw]) -> Translated:
     request = read_strictly(fields, _chat)
     if not request.messages:
         raise malformed("messages", "there are none")
-    body: dict[str, Any] = {"messages": to_chat_messages(request.messages)}
+    messages = to_chat_messages(request.messages)
+    continuing, begun = begun_answer(messages)
+    body: dict[str, Any] = {"messages": messages, **continuing}
     if request.tools:
         body["tools"] = [_function(tool, f"tools[{n}]") for n, tool in enumerate(request.tools)]
-    return _generating(request, CHAT_PATH, body)
+    return _generating(request, CHAT_PATH, body, begun)
 
 
 def generate_to_chat(fields: Mapping[str, msgspec.Raw]) -> Translated:
@@ -138,7 +141,9 @@ def embeddings_to_embeddings(fields: Mapping[str, msgspec.Raw]) -> Translated:
     return _embedding(request, {"model": request.model, "input": request.prompt})
 
 
-def _generating(request: _Generating, path: bytes, body: dict[str, Any]) -> Translated:
+def _generating(
+    request: _Generating, path: bytes, body: dict[str, Any], begun: str = ""
+) -> Translated:
     without: set[str] = set()
     if request.keep_alive is not None:
         without.add(_KEEP_ALIVE)
@@ -154,7 +159,7 @@ def _generating(request: _Generating, path: bytes, body: dict[str, Any]) -> Tran
         **_logprobs(request, path),
         **stream_fields(request.stream is not False),
     }
-    return Translated(path=path, body=body, without=tuple(sorted(without)))
+    return Translated(path=path, body=body, without=tuple(sorted(without)), begun=begun)
 
 
 def _function(tool: _Tool, path: str) -> dict[str, Any]:
