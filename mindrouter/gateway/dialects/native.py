@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindrouter.gateway.dialects.answers import Splitter
+from mindrouter.gateway.dialects.splitter import Splitter
 from scheduler.core.jobs import Usage
 
 

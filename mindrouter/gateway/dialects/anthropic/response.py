@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from mindrouter.gateway.dialects.answers import Answer, Call, Ending, read_answer
+from mindrouter.gateway.dialects.answers import Answer, Call, read_answer
+from mindrouter.gateway.dialects.completions import Ending
 from mindrouter.gateway.dialects.translation import Reply, arguments_object
 from scheduler.core.jobs import Usage
 

@@ -6,7 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from mindrouter.gateway.dialects.answers import (
+from mindrouter.gateway.dialects.anthropic.errors import error_event
+from mindrouter.gateway.dialects.anthropic.response import (
+    begun_message,
+    stop_fields,
+    thinking_block,
+    usage_fields,
+)
+from mindrouter.gateway.dialects.pieces import (
     Begun,
     CallArguments,
     CallBegun,
@@ -16,13 +23,6 @@ from mindrouter.gateway.dialects.answers import (
     Reasoning,
     Refusal,
     Text,
-)
-from mindrouter.gateway.dialects.anthropic.errors import error_event
-from mindrouter.gateway.dialects.anthropic.response import (
-    begun_message,
-    stop_fields,
-    thinking_block,
-    usage_fields,
 )
 from mindrouter.gateway.dialects.translation import Reply, Timings, invalid_answer
 from mindrouter.gateway.errors import GatewayError

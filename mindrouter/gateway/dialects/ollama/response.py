@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from mindrouter.gateway.dialects.answers import Call, Ending, read_answer
+from mindrouter.gateway.dialects.answers import Call, read_answer
+from mindrouter.gateway.dialects.completions import Ending
 from mindrouter.gateway.dialects.translation import (
     Reply,
     Timings,

@@ -6,8 +6,15 @@ from typing import Any
 
 import msgspec
 
-from mindrouter.gateway.dialects.answers import (
-    Call,
+from mindrouter.gateway.dialects.answers import Call
+from mindrouter.gateway.dialects.ollama.errors import error_event
+from mindrouter.gateway.dialects.ollama.response import (
+    Form,
+    content_fields,
+    head_fields,
+    last_fields,
+)
+from mindrouter.gateway.dialects.pieces import (
     CallArguments,
     CallBegun,
     Piece,
@@ -15,13 +22,6 @@ from mindrouter.gateway.dialects.answers import (
     Reasoning,
     Refusal,
     Text,
-)
-from mindrouter.gateway.dialects.ollama.errors import error_event
-from mindrouter.gateway.dialects.ollama.response import (
-    Form,
-    content_fields,
-    head_fields,
-    last_fields,
 )
 from mindrouter.gateway.dialects.translation import Reply, Timings
 from mindrouter.gateway.errors import GatewayError

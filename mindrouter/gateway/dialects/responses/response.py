@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from mindrouter.gateway.dialects.answers import Answer, Call, Ending, read_answer
+from mindrouter.gateway.dialects.answers import Answer, Call, read_answer
+from mindrouter.gateway.dialects.completions import Ending
 from mindrouter.gateway.dialects.translation import Reply, Timings
 from scheduler.core.jobs import Usage
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from mindrouter.gateway.dialects.answers import (
-    Call,
+from mindrouter.gateway.dialects.answers import Call
+from mindrouter.gateway.dialects.pieces import (
     CallArguments,
     CallBegun,
     Heartbeat,

@@ -1,0 +1,38 @@
+"""Cuts a stream's bytes into its events."""
+
+from __future__ import annotations
+
+from mindrouter.gateway.dialects.translation import invalid_answer
+
+
+class Splitter:
+    """Cuts bytes into whole server-sent events, or with ``end`` into whole lines."""
+
+    #: More than this without an end is no stream that anybody could read.
+    MAX_BYTES = 32 << 20
+
+    def __init__(self, end: bytes = b"\n\n") -> None:
+        self._end = end
+        self._rest = b""
+
+    def events(self, data: bytes) -> list[bytes]:
+        """The events that are whole now, each with its end. Raises: GatewayError."""
+        if self._end == b"\n\n" and b"\r" in data:
+            # Only engines behind some proxy write these; JSON never holds a bare one.
+            data = data.replace(b"\r", b"")
+        parts = (self._rest + data).split(self._end)
+        self._rest = parts.pop()
+        if len(self._rest) > self.MAX_BYTES:
+            raise invalid_answer("an event without end")
+        return [part + self._end for part in parts]
+
+    def rest(self) -> bytes:
+        """What has come since the last whole event."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def data_of(event: bytes) -> bytes | None:
+    """The data lines of an event; None where it has none, as comments do."""
+    lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
