@@ -81,6 +81,7 @@ AUTHENTICATION_BACKENDS = [
     "accounts.authentication.RoleBackend",
 ]
 AXES_FAILURE_LIMIT = 10
+AXES_VERBOSE = False
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 LOGIN_URL = "admin:login"

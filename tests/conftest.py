@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ import uvloop
 # (They are named and read here: pytest-django reads those named in pyproject.toml before this.)
 os.environ["DJANGO_SETTINGS_MODULE"] = "mindrouter.settings"
 os.environ["MINDROUTER_DATA"] = tempfile.mkdtemp(prefix="mindrouter-test-")
+atexit.register(shutil.rmtree, os.environ["MINDROUTER_DATA"], ignore_errors=True)
 for _name in ("DATABASE_URL", "REDIS_URL"):
     if _name in os.environ and "MINDROUTER_TEST_KEEP_URLS" not in os.environ:
         del os.environ[_name]

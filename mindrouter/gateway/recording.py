@@ -38,6 +38,7 @@ def describe_claim(
     ticket = claim.ticket
     record.queued_at = clock.wall(ticket.enqueued_at)
     record.position_at_arrival = ticket.position_at_arrival
+    record.wait_reason = ticket.wait_reason
     if claim.settlement is not None:
         record.charged_tokens = claim.settlement.charged_tokens
     lease = ticket.lease
@@ -66,5 +67,4 @@ def describe_claim(
     record.deprioritization_factor = decision.factor
     record.wait_bonus = decision.wait_bonus
     record.priority = decision.priority
-    record.wait_reason = decision.wait_reason
     record.served_ahead = decision.ahead
