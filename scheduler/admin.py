@@ -1,11 +1,10 @@
-"""Admin pages on decisions (read-only) and on the site's settings (one row)."""
+"""Admin pages on decisions (read-only); registers the page of the site's settings."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
-from django.conf import settings
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
@@ -15,7 +14,6 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from simple_history.admin import SimpleHistoryAdmin
 from unfold.admin import ModelAdmin
 from unfold.contrib.filters.admin import DropdownFilter, TextFilter
 from unfold.views import ChangeList
@@ -23,7 +21,7 @@ from unfold.views import ChangeList
 from backends.models import Alias, Backend, BackendModel
 from scheduler.explain import NOTHING, duration
 from scheduler.models import Decision, Outcome, SiteSettings
-from scheduler.snapshot import setting_name
+from scheduler.settings_admin import SiteSettingsAdmin
 
 #: Rows that the log can be paged through; older ones are reached by a filter or a search.
 MOST_ROWS = 5000
@@ -252,47 +250,4 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
     return None if start is None or end is None else (end - start).total_seconds()
 
 
-def _fields_of(first: str, until: str | None) -> list[str]:
-    """The settings from ``first`` on, in the model's order, so that a new one is never left out."""
-    names = [one.name for one in SiteSettings._meta.fields if one.editable and one.name != "id"]
-    return names[names.index(first) : None if until is None else names.index(until) + 1]
-
-
-@admin.register(SiteSettings)
-class SiteSettingsAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
-    """One row. An empty field shows the value that applies without it, and where that is from."""
-
-    fieldsets = (
-        ("Shares", {"fields": _fields_of("share_mode", until="wait_bonus_rate")}),
-        ("Bounds of the queue", {"fields": _fields_of("max_wait", until="max_queued_per_user")}),
-        ("Points", {"fields": _fields_of("score_model_loaded", until="score_cache_affinity")}),
-        ("Backends and gateway", {"fields": _fields_of("backend_fail_window", until=None)}),
-    )
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return redirect("admin:scheduler_sitesettings_change", 1)
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> SiteSettings | None:
-        if object_id != "1":
-            return None
-        # The row is made by the first save, so that merely looking changes nothing.
-        return SiteSettings.objects.filter(pk=1).first() or SiteSettings(pk=1)
-
-    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        field = super().formfield_for_dbfield(db_field, request, **kwargs)
-        if field is not None:
-            variable = setting_name(db_field.name)
-            value = getattr(settings, variable)
-            if value is not None:
-                field.help_text = f"{field.help_text} Empty: {value} ({variable}).".strip()
-            elif "Empty:" not in str(field.help_text):
-                field.help_text = f"{field.help_text} Empty: no limit ({variable})."
-        return field
+admin.site.register(SiteSettings, SiteSettingsAdmin)
