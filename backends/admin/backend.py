@@ -254,7 +254,7 @@ def gpus_warning(backend: Backend) -> str | None:
         return None
     if backend.node is None:
         return f"{backend.name} is given GPUs, but no node that they are on."
-    told = {gpu.index for gpu in gpus_of(backend.node)}
+    told = [gpu.index for gpu in gpus_of(backend.node)]
     missing = [str(index) for index in backend.gpu_indexes if str(index) not in told]
     if not told or not missing:
         return None
