@@ -22,7 +22,7 @@ from scheduler.core.placement import (
     has_permission,
     score_model_loaded,
 )
-from scheduler.core.queue import JobClass
+from scheduler.core.queue import JobClass, Pool
 from scheduler.core.tickets import Failure
 
 Pair = tuple[BackendState, ModelSpec]
@@ -47,6 +47,7 @@ class Catalogue:
         self._asks: dict[AskKey, Ask] = {}
         self._strategies: Mapping[str, Strategy] = {}
         self.classes: dict[tuple[str, int, int], JobClass] = {}
+        self._pools: dict[int, Pool] = {}  # {mask: pool}
         #: for each class, those whose backends include all of its own, and the reverse (R16)
         self.supersets: dict[JobClass, list[JobClass]] = {}
         self.subsets: dict[JobClass, list[JobClass]] = {}
@@ -140,7 +141,11 @@ class Catalogue:
         key = (model_name, mask, avoided)
         cls = self.classes.get(key)
         if cls is None:
-            cls = self.classes[key] = JobClass(*key)
+            pool = self._pools.get(mask)
+            if pool is None:
+                pool = self._pools[mask] = Pool(mask)
+            cls = self.classes[key] = JobClass(model_name, pool, avoided)
+            pool.classes.append(cls)
             self._fill(cls, pairs)
             self._relate()
         return cls
@@ -177,6 +182,9 @@ class Catalogue:
         """Drop the classes without jobs; they come back when they are needed."""
         self._asks.clear()
         self.classes = {k: cls for k, cls in self.classes.items() if cls.queued or cls.running}
+        self._pools = {cls.mask: cls.pool for cls in self.classes.values()}
+        for pool in self._pools.values():
+            pool.classes = [cls for cls in pool.classes if cls.key in self.classes]
         self.supersets, self.subsets = {}, {}
         self._relate()
 

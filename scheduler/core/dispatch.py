@@ -7,13 +7,10 @@ from collections.abc import Iterable
 from scheduler.core.cluster import Cluster
 from scheduler.core.fairshare import Choice, FairShare
 from scheduler.core.placement import Scoring, failures_now, place
-from scheduler.core.queue import Flow, JobClass
+from scheduler.core.queue import Flow, JobClass, Pool
 from scheduler.core.tickets import Decision, Lease, Ticket
 from scheduler.core.units import Roster
 from scheduler.core.waiting import WaitingRoom
-
-#: What the average hold of a class keeps when a new one comes in.
-_KEPT = 0.9
 
 
 class Dispatcher:
@@ -57,7 +54,7 @@ class Dispatcher:
         if not unit.running:
             self._roster.activated(unit)
         self._share.join(flow)
-        flow.own_tag = flow.tag
+        flow.standing.own_tag = flow.tag
         self._grant(ticket, self._share.only_choice(flow, ticket, now), now)
 
     def _grant(self, ticket: Ticket, choice: Choice, now: float) -> None:
@@ -90,7 +87,7 @@ class Dispatcher:
             choice.priority(beta),
             ticket.position_at_arrival,
             ticket.wait_reason,
-            _served_since(ticket, cls),
+            _served_since(ticket, cls.pool),
         )
         lease = Lease(ticket, flow, offer, decision, hold, weight, now)
         ticket.state = "leased"
@@ -102,7 +99,7 @@ class Dispatcher:
         if unit.running > unit.peak_running:
             unit.peak_running = unit.running
         self._cluster.take(offer.backend, lease, now)
-        _count_served(cls, group or "", hold, now)
+        flow.standing.pool.note_dispatch(group or "", hold, now)
 
     def _count_running(self, lease: Lease, change: int) -> None:
         flow = lease.flow
@@ -111,8 +108,7 @@ class Dispatcher:
         unit.running += change
         unit.account.running += change
         cls.running += change
-        cls.lanes[lease.background].running += change
-        self._share.note_activity(cls, lease.background)
+        self._share.count_running(flow, lease.background, change)
 
     def end(self, lease: Lease, cost: float, now: float) -> None:
         """Free the slot and charge ``cost`` tokens instead of the hold. The lease must be open."""
@@ -127,26 +123,17 @@ class Dispatcher:
         self._cluster.give_back(lease.backend, lease, now)
 
 
-def _served_since(ticket: Ticket, cls: JobClass) -> dict[str, tuple[int, float]]:
-    """{group: (jobs, tokens held)} of the class served while the ticket waited. O(groups)."""
-    if ticket.dispatches_before == cls.dispatches:
+def _served_since(ticket: Ticket, pool: Pool) -> dict[str, tuple[int, float]]:
+    """{group: (jobs, tokens held)} of the pool served while the ticket waited. O(groups)."""
+    if ticket.dispatches_before == pool.dispatches:
         return {}
     before = ticket.served_before
     ahead: dict[str, tuple[int, float]] = {}
-    for group, (jobs, tokens) in cls.served.items():
+    for group, (jobs, tokens) in pool.served.items():
         jobs_before, tokens_before = before.get(group, (0, 0.0))
         if jobs > jobs_before:
             ahead[group] = (jobs - jobs_before, tokens - tokens_before)
     return ahead
-
-
-def _count_served(cls: JobClass, group: str, hold: float, now: float) -> None:
-    jobs, tokens = cls.served.get(group, (0, 0.0))
-    cls.served[group] = (jobs + 1, tokens + hold)
-    cls.dispatches += 1
-    average = cls.hold_average
-    cls.hold_average = _KEPT * average + (1.0 - _KEPT) * hold if average else hold
-    cls.drain.note(now)
 
 
 def put_back_in_order(flow: Flow, lease: Lease) -> None:

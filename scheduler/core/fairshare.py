@@ -1,7 +1,8 @@
 """Who is next: tags, levels, holds and the priority of the seed (R1–R11, R13).
 
-A unit's *tag* is its charged cost divided by its weight. It is compared, never shown. A class's
-*level* is the tag at which its latest dispatch started. Both are tokens per unit of weight.
+A unit's *tag* is its charged cost divided by its weight. It is compared, never shown. A pool's
+*level* is the tag at which its latest dispatch started. Both are tokens per unit of weight. Where
+the rules say *class* they mean what is called ``Pool`` here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from scheduler.core.burst import BurstCredits
 from scheduler.core.jobs import Job, Usage
-from scheduler.core.queue import Entry, Flow, JobClass, Lane
+from scheduler.core.queue import Entry, Flow, JobClass, Lane, Pool, Standing
 from scheduler.core.tickets import Clips, Lease, Ticket
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import UNSET, Roster, UnitState
@@ -46,8 +47,8 @@ class FairShare:
         self.burst = BurstCredits(tunables)
         self.window = UsageWindow(tunables.fairness_window, self._forget)
         self.outputs: dict[str, float] = {}  # {model name: average output tokens}
-        self.latest_level = [0.0, 0.0]  # of any class, for positive weights and for background
-        self.active: tuple[set[JobClass], set[JobClass]] = (set(), set())  # with jobs, by lane
+        self.latest_level = [0.0, 0.0]  # of any pool: positive weights, background
+        self.active: tuple[set[Pool], set[Pool]] = (set(), set())  # with jobs, likewise
         self.tune(tunables)
 
     def tune(self, tunables: Tunables) -> None:
@@ -98,90 +99,93 @@ class FairShare:
     # ---- R7: coming and going
 
     def join(self, flow: Flow) -> None:
-        """A user comes to a class: nothing banked, and no boundless debt (R7)."""
-        unit, cls = flow.unit, flow.cls
-        flow.lane = cls.lanes[unit.background]
-        level = self._level_for(cls, unit.background)
-        if level is None:
-            if unit.tag == UNSET:
-                unit.tag = self.latest_level[unit.background]
-            flow.lane.level = unit.tag + flow.offset  # the class begins anew here
-        else:
-            self._clamp(flow, level)
+        """A user comes to a pool: nothing banked, and no boundless debt (R7)."""
+        unit, pool = flow.unit, flow.standing.pool
+        background = unit.background
+        flow.lane = flow.cls.lanes[background]
+        level = self._level_for(pool, background)
+        if level is not None:
+            self._clamp(unit, flow.standing, level)
+            return
+        if unit.tag == UNSET:
+            unit.tag = self.latest_level[background]
+        pool.levels[background] = flow.tag  # the pool begins anew here
 
-    def activate(self, flow: Flow, now: float) -> None:
-        """The flow's queue becomes non-empty."""
-        self.join(flow)
-        unit, lane = flow.unit, flow.lane
-        flow.waiting_since = now
-        unit.waiting_flows += 1
-        lane.flows.add(flow)
-        flow.weight_share = self.roster.weight(unit)
-        lane.waiting_weight += flow.weight_share
-
-    def _level_for(self, cls: JobClass, background: bool) -> float | None:
-        """L of R7: the class's level, else the least of its active neighbours', else None."""
-        lane = cls.lanes[background]
-        if lane.queued or lane.running:
-            return lane.level
+    def _level_for(self, pool: Pool, background: bool) -> float | None:
+        """L of R7: the pool's level, else the least of its active neighbours', else None."""
+        if pool.jobs[background]:
+            return pool.levels[background]
         level: float | None = None
         for other in self.active[background]:
-            if other.mask & cls.mask:
-                theirs = other.lanes[background].level
+            if other.mask & pool.mask:
+                theirs = other.levels[background]
                 if level is None or theirs < level:
                     level = theirs
         if level is not None:
-            lane.level = level
+            pool.levels[background] = level
         return level
 
-    def _clamp(self, flow: Flow, level: float) -> None:
-        unit = flow.unit
+    def _clamp(self, unit: UnitState, standing: Standing, level: float) -> None:
         if unit.tag == UNSET:
             unit.tag = level
             return
-        tag = flow.tag
+        tag = unit.tag + standing.offset
         if tag < level:
-            self._lift(flow, level - tag)
+            self._lift(unit, standing, level - tag)
             return
         highest = level + (self.debt_cap + unit.held) / self.roster.weight(unit)
-        if tag <= highest or tag <= flow.own_tag:
+        if tag <= highest or tag <= standing.own_tag:
             return
-        highest = max(highest, flow.own_tag)
-        if unit.waiting_flows:
-            flow.offset -= tag - highest
+        excess = tag - max(highest, standing.own_tag)
+        if unit.waiting_pools:
+            standing.offset -= excess
             unit.has_offsets = True
         else:
-            unit.tag -= tag - highest
+            unit.tag -= excess
 
-    def _lift(self, flow: Flow, amount: float) -> None:
-        """Raise the tag for this class; where else the unit waits, nothing changes (R8)."""
-        unit = flow.unit
+    def _lift(self, unit: UnitState, standing: Standing, amount: float) -> None:
+        """Raise the tag for this pool; where else the unit waits, nothing changes (R8)."""
         unit.tag += amount
-        if unit.waiting_flows:
-            for other in unit.flows.values():
-                if other is not flow and other.live:
+        if unit.waiting_pools:
+            for other in unit.standings.values():
+                if other is not standing and other.waiting:
                     other.offset -= amount
                     unit.has_offsets = True
 
+    def activate(self, flow: Flow, now: float) -> None:
+        """The flow's queue becomes non-empty."""
+        unit, standing = flow.unit, flow.standing
+        if not standing.waiting:
+            self.join(flow)
+            unit.waiting_pools += 1
+        standing.waiting += 1
+        flow.lane = flow.cls.lanes[unit.background]
+        flow.lane.flows.add(flow)
+        flow.waiting_since = now
+        flow.weight_share = self.roster.weight(unit)
+        standing.pool.waiting_weight[unit.background] += flow.weight_share
+
     def deactivate(self, flow: Flow) -> None:
         """The flow's queue is empty again."""
-        unit, lane = flow.unit, flow.lane
+        unit, standing, lane = flow.unit, flow.standing, flow.lane
         lane.flows.discard(flow)
-        lane.waiting_weight = lane.waiting_weight - flow.weight_share if lane.flows else 0.0
         flow.entry = None
         if lane.aside and flow in lane.aside:
             lane.aside.remove(flow)
-        unit.waiting_flows -= 1
-        flow.own_tag = flow.tag
-        if unit.has_offsets and not unit.waiting_flows:
-            self._fold_offsets(flow)
+        standing.pool.waiting_weight[unit.background] -= flow.weight_share
+        standing.waiting -= 1
+        if standing.waiting:
+            return
+        standing.own_tag = unit.tag + standing.offset
+        unit.waiting_pools -= 1
+        if unit.has_offsets and not unit.waiting_pools:
+            self._fold_offsets(unit, standing)
 
-    def _fold_offsets(self, last: Flow) -> None:
-        """The unit waits nowhere any more: its tag is what its last class saw (R8)."""
-        unit = last.unit
+    def _fold_offsets(self, unit: UnitState, last: Standing) -> None:
+        """The unit waits nowhere any more: its tag is what its last pool saw (R8)."""
         unit.tag += last.offset
-        for flow in unit.flows.values():
-            flow.offset = 0.0
+        for standing in unit.standings.values():
+            standing.offset = 0.0
         unit.has_offsets = False
         unit.epoch += 1
 
@@ -190,27 +194,33 @@ class FairShare:
         waiting = [flow for flow in unit.flows.values() if flow.live]
         for flow in waiting:
             self.deactivate(flow)
-            flow.lane.queued -= flow.live
-            self.note_activity(flow.cls, unit.background)
+            self.count_queued(flow, -flow.live)
         self.roster.change_kind(unit)
         unit.tag, unit.other_tag = unit.other_tag, unit.tag
         unit.epoch += 1
-        for flow in unit.flows.values():
-            flow.offset = 0.0
-            flow.own_tag = UNSET
+        for standing in unit.standings.values():
+            standing.offset = 0.0
+            standing.own_tag = UNSET
         for flow in waiting:
             self.activate(flow, now)
-            flow.lane.queued += flow.live
-            self.note_activity(flow.cls, unit.background)
+            self.count_queued(flow, flow.live)
             flow.lane.push(flow, self.wait_bonus_rate)
 
-    def note_activity(self, cls: JobClass, background: bool) -> None:
-        """Keep the set of classes with queued or running jobs."""
-        lane = cls.lanes[background]
-        if lane.queued or lane.running:
-            self.active[background].add(cls)
-        else:
-            self.active[background].discard(cls)
+    def count_queued(self, flow: Flow, change: int) -> None:
+        flow.lane.queued += change
+        self._count_jobs(flow.standing.pool, flow.unit.background, change)
+
+    def count_running(self, flow: Flow, background: bool, change: int) -> None:
+        flow.cls.lanes[background].running += change
+        self._count_jobs(flow.standing.pool, background, change)
+
+    def _count_jobs(self, pool: Pool, background: bool, change: int) -> None:
+        pool.jobs[background] += change
+        if not pool.jobs[background]:
+            self.active[background].discard(pool)
+            pool.waiting_weight[background] = 0.0  # sheds what rounding has left
+        elif pool.jobs[background] == change:
+            self.active[background].add(pool)
 
     # ---- R3–R6, R8: charges
 
@@ -218,7 +228,8 @@ class FairShare:
         """Charge the reservation of a dispatch."""
         flow, hold = lease.flow, lease.hold
         unit = flow.unit
-        flow.lane.level = self.latest_level[unit.background] = flow.tag
+        tag = unit.tag + flow.standing.offset
+        flow.standing.pool.levels[unit.background] = self.latest_level[unit.background] = tag
         unit.last_flow = flow
         unit.held += hold
         if hold > unit.largest_hold:
@@ -230,45 +241,47 @@ class FairShare:
         excess = delivered - lease.charged
         if excess <= 0.0:
             return
-        unit = lease.flow.unit
-        unit.held += excess
+        lease.flow.unit.held += excess
         lease.charged = delivered
         clips = self._charge(lease.flow, excess / lease.weight, lease.background)
         lease.clips = _joined(lease.clips, clips)
 
     def settle(self, lease: Lease, cost: float) -> None:
         """R5, R6: release the hold and charge the true cost; 0 is a refund."""
-        flow, weight = lease.flow, lease.weight
+        flow = lease.flow
         unit = flow.unit
         if cost > unit.largest_cost:
             unit.largest_cost = cost
         unit.held -= lease.charged
         if not unit.running:
             unit.held = 0.0  # sheds what rounding has left
-        elsewhere = unit.waiting_flows > (1 if flow.live else 0)
-        if lease.background == unit.background and (elsewhere or lease.clips is not None):
+        if lease.clips is None and not self._waits_elsewhere(flow, lease.background):
+            self._move(flow, (cost - lease.charged) / lease.weight, lease.background)
+        else:
             self._release(lease)
-            self._charge(flow, cost / weight, lease.background)
-            self._moved_back(unit)
-            return
-        delta = (cost - lease.charged) / weight
-        self._move(flow, delta, lease.background)
-        if delta < 0.0:
+            self._charge(flow, cost / lease.weight, lease.background)
+        if unit.waiting_pools and cost < lease.charged:
             self._moved_back(unit)
 
-    def _charge(self, flow: Flow, amount: float, background: bool) -> Clips | None:
-        """Raise the tag; in the unit's other classes only up to their level + D (R8)."""
+    def _waits_elsewhere(self, flow: Flow, background: bool) -> bool:
+        """Whether a charge on the flow's pool may be clipped in another."""
         unit = flow.unit
+        here = 1 if flow.standing.waiting else 0
+        return unit.waiting_pools > here and background == unit.background
+
+    def _charge(self, flow: Flow, amount: float, background: bool) -> Clips | None:
+        """Raise the tag; in the unit's other pools only up to their level + D (R8)."""
         self._move(flow, amount, background)
-        if background != unit.background or unit.waiting_flows <= (1 if flow.live else 0):
+        if not self._waits_elsewhere(flow, background):
             return None
-        clips: dict[Flow, float] = {}
+        unit = flow.unit
+        clips: dict[Standing, float] = {}
         room = (self.debt_cap + unit.held) / self.roster.weight(unit)
-        for other in unit.flows.values():
-            if other is flow or not other.live:
+        for other in unit.standings.values():
+            if other is flow.standing or not other.waiting:
                 continue
-            tag = other.tag
-            clipped = tag - max(other.lane.level + room, tag - amount)
+            tag = unit.tag + other.offset
+            clipped = tag - max(other.pool.levels[background] + room, tag - amount)
             if clipped > 0.0:
                 other.offset -= clipped
                 clips[other] = clipped
@@ -284,7 +297,7 @@ class FairShare:
         clips = lease.clips
         if clips is not None and clips.epoch == flow.unit.epoch:
             for other, clipped in clips.amounts.items():
-                if other.live:
+                if other.waiting:
                     other.offset += clipped
         lease.clips = None
 
@@ -295,15 +308,14 @@ class FairShare:
             unit.other_tag += amount
             return
         unit.tag += amount
-        if not flow.live:
-            flow.own_tag += amount
+        if not flow.standing.waiting:
+            flow.standing.own_tag += amount
 
     def _moved_back(self, unit: UnitState) -> None:
         """The tag may have fallen: the heaps must know at once."""
-        if unit.waiting_flows:
-            for flow in unit.flows.values():
-                if flow.live and flow.entry is not None:
-                    flow.lane.push(flow, self.wait_bonus_rate)
+        for flow in unit.flows.values():
+            if flow.live and flow.entry is not None:
+                flow.lane.push(flow, self.wait_bonus_rate)
 
     # ---- R2, R9–R12: the order
 
@@ -315,19 +327,20 @@ class FairShare:
         return max(0.1, 1.0 - 2.0 * (unit.recent / total - self._threshold))
 
     def shown_deficit(self, unit: UnitState) -> float:
-        """R2 outside a decision: against the level of the class that the unit used last."""
+        """R2 outside a decision: against the level of the pool that the unit used last."""
         flow = unit.last_flow
         if flow is None or unit.tag == UNSET:
             return self.roster.weight(unit) * self.quantum
-        level = flow.cls.lanes[unit.background].level
+        level = flow.standing.pool.levels[unit.background]
         tag = flow.tag
-        if not unit.waiting_flows and not unit.running:
+        if not unit.waiting_pools and not unit.running:
             tag = max(tag, level)  # what coming back would make of it (R7)
         return self.roster.weight(unit) * (level + self.quantum - tag)
 
     def choice_for_display(self, flow: Flow, now: float) -> Choice:
         """The parts of a waiting flow's priority as they are now."""
-        return self._choice(flow, flow.lane.level + self.quantum, now)
+        level = flow.standing.pool.levels[flow.unit.background]
+        return self._choice(flow, level + self.quantum, now)
 
     def only_choice(self, flow: Flow, ticket: Ticket, now: float) -> Choice:
         """When there is nobody else: the reference is the unit's own tag."""

@@ -22,9 +22,8 @@ def _lanes(waiting: WaitingRoom) -> Iterator[Lane]:
 
 def queue(waiting: WaitingRoom, share: FairShare, roster: Roster, now: float) -> list[QueuedView]:
     views: list[QueuedView] = []
-    for cls in waiting.classes:
-        foreground, background = (waiting.in_order(lane) for lane in cls.lanes)
-        for position, ticket in enumerate([*foreground, *background], start=1):
+    for pool in waiting.pools():
+        for position, ticket in enumerate(waiting.in_order(pool), start=1):
             views.append(_queued_view(ticket, position, share, roster, now))
     return views
 

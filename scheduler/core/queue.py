@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from scheduler.core.drain import DrainRate
 from scheduler.core.jobs import Strategy
 from scheduler.core.tickets import Served, Ticket
-from scheduler.core.units import UnitState
+from scheduler.core.units import UNSET, UnitState
 
 if TYPE_CHECKING:
     from scheduler.core.cluster import Offer
@@ -23,15 +23,78 @@ if TYPE_CHECKING:
 #: (key, number of the head ticket, flow): the lowest is served first, the older one on a tie.
 Entry = tuple[float, int, "Flow"]
 
+_KEPT = 0.9  # of an average, when a new value comes in
 _COMPACT_FROM = 64  # dead entries or tickets that are not worth a rebuild
 
 
-class Flow:
-    """One unit's waiting jobs of one class.
+class Pool:
+    """A set of backends, and all jobs that just these can serve: a *class* of the rules.
 
-    ``offset`` is what sets the unit's tag in this class apart from its own (R8). ``own_tag`` is
-    the tag that the unit's use of this very class has led to, which no clamp forgives.
+    Jobs of different models wait apart (``JobClass``), since not every model fits everywhere at
+    every moment, but they compete for the same slots: they have one level, and a user one tag.
     """
+
+    __slots__ = (
+        "classes",
+        "dispatches",
+        "drain",
+        "hold_average",
+        "jobs",
+        "levels",
+        "mask",
+        "served",
+        "served_copy",
+        "waiting_weight",
+    )
+
+    def __init__(self, mask: int) -> None:
+        self.mask = mask
+        self.classes: list[JobClass] = []
+        # Each of these for positive weights and for background (R13):
+        self.levels = [0.0, 0.0]  # the tag at which the latest dispatch started
+        self.jobs = [0, 0]  # queued and running
+        self.waiting_weight = [0.0, 0.0]
+        self.hold_average = 0.0  # tokens
+        self.drain = DrainRate()
+        self.dispatches = 0
+        self.served: dict[str, tuple[int, float]] = {}  # {group: (jobs, tokens held)}
+        self.served_copy: tuple[int, Served] = (0, {})
+
+    def served_so_far(self) -> Served:
+        """A copy of ``served``, shared by all who ask between two dispatches."""
+        count, copy = self.served_copy
+        if count != self.dispatches:
+            copy = dict(self.served)
+            self.served_copy = (self.dispatches, copy)
+        return copy
+
+    def note_dispatch(self, group: str, hold: float, now: float) -> None:
+        jobs, tokens = self.served.get(group, (0, 0.0))
+        self.served[group] = (jobs + 1, tokens + hold)
+        self.dispatches += 1
+        average = self.hold_average
+        self.hold_average = _KEPT * average + (1.0 - _KEPT) * hold if average else hold
+        self.drain.note(now)
+
+
+class Standing:
+    """How one unit stands in one pool.
+
+    ``offset`` is what sets its tag there apart from its own (R8). ``own_tag`` is the tag that its
+    use of this very pool has led to, which no clamp forgives.
+    """
+
+    __slots__ = ("offset", "own_tag", "pool", "waiting")
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.offset = 0.0
+        self.own_tag = UNSET
+        self.waiting = 0  # flows
+
+
+class Flow:
+    """One unit's waiting jobs of one class."""
 
     __slots__ = (
         "cls",
@@ -39,31 +102,29 @@ class Flow:
         "lane",
         "last_dispatch",
         "live",
-        "offset",
-        "own_tag",
+        "standing",
         "tickets",
         "unit",
         "waiting_since",
         "weight_share",
     )
 
-    def __init__(self, unit: UnitState, cls: JobClass) -> None:
+    def __init__(self, unit: UnitState, cls: JobClass, standing: Standing) -> None:
         self.unit = unit
         self.cls = cls
+        self.standing = standing
         self.lane = cls.lanes[unit.background]
         self.tickets: deque[Ticket] = deque()  # with those that have left since
         self.live = 0  # tickets that still wait
-        self.offset = 0.0
-        self.own_tag = float("-inf")
         self.last_dispatch = float("-inf")
         self.entry: Entry | None = None  # the valid one in the lane's heap
         self.waiting_since = 0.0
-        self.weight_share = 0.0  # what it adds to the lane's ``waiting_weight``
+        self.weight_share = 0.0  # what it adds to the pool's ``waiting_weight``
 
     @property
     def tag(self) -> float:
         """The unit's tag as this class sees it."""
-        return self.unit.tag + self.offset
+        return self.unit.tag + self.standing.offset
 
     def head(self) -> Ticket:
         """The next to be served. The flow must not be empty."""
@@ -121,13 +182,11 @@ class Lane:
     )
 
     def __init__(self) -> None:
-        self.level = 0.0  # the tag at which the latest dispatch started
         self.heap: list[Entry] = []
         self.aside: list[Flow] = []  # heavy users, compared one by one (R9)
         self.flows: set[Flow] = set()  # with waiting jobs
         self.queued = 0
         self.running = 0
-        self.waiting_weight = 0.0
         self.longest_wait = 0.0  # seconds, of the first in a flow (T1)
 
     def push(self, flow: Flow, wait_bonus_rate: float) -> None:
@@ -152,7 +211,7 @@ class Lane:
             head = flow.head()
             key = (
                 flow.unit.tag
-                + flow.offset
+                + flow.standing.offset
                 + wait_bonus_rate * max(head.enqueued_at, flow.last_dispatch)
             )
             if key == entry[0] and head.number == entry[1]:
@@ -189,10 +248,7 @@ class JobClass:
 
     __slots__ = (
         "avoid",
-        "dispatches",
-        "drain",
         "everything",
-        "hold_average",
         "hopeless",
         "key",
         "lanes",
@@ -200,22 +256,22 @@ class JobClass:
         "mask",
         "model_name",
         "offers",
+        "pool",
         "queue_bound",
         "queued",
         "running",
-        "served",
-        "served_copy",
         "strategy",
         "unfit",
     )
 
-    def __init__(self, model_name: str, mask: int, avoid: int) -> None:
+    def __init__(self, model_name: str, pool: Pool, avoid: int) -> None:
         self.model_name = model_name
-        self.mask = mask
+        self.pool = pool
+        self.mask = pool.mask
         self.avoid = avoid
-        self.everything = mask | avoid
-        self.key = (model_name, mask, avoid)
-        self.lanes = (Lane(), Lane())
+        self.everything = pool.mask | avoid
+        self.key = (model_name, pool.mask, avoid)
+        self.lanes = (Lane(), Lane())  # for positive weights, and for background
         self.offers: list[Offer] = []
         self.strategy: Strategy = "score"
         self.unfit = 0  # backends whose free memory the model exceeds (P1)
@@ -224,24 +280,14 @@ class JobClass:
         self.least_bound = 0  # the least of all sets of backends that count (R16)
         self.queued = 0
         self.running = 0
-        self.hold_average = 0.0  # tokens
-        self.dispatches = 0
-        self.drain = DrainRate()
-        self.served: dict[str, tuple[int, float]] = {}  # {group: (jobs, tokens held)}
-        self.served_copy: tuple[int, Served] = (0, {})
-
-    def served_so_far(self) -> Served:
-        """A copy of ``served``, shared by all who ask between two dispatches."""
-        count, copy = self.served_copy
-        if count != self.dispatches:
-            copy = dict(self.served)
-            self.served_copy = (self.dispatches, copy)
-        return copy
 
 
 def flow_of(unit: UnitState, cls: JobClass) -> Flow:
     """The unit's queue in the class, made when it first needs one."""
     flow = unit.flows.get(cls)
     if flow is None:
-        flow = unit.flows[cls] = Flow(unit, cls)
+        standing = unit.standings.get(cls.pool)
+        if standing is None:
+            standing = unit.standings[cls.pool] = Standing(cls.pool)
+        flow = unit.flows[cls] = Flow(unit, cls, standing)
     return flow

@@ -127,7 +127,8 @@ class Scheduler:
             if cls is not ticket.flow.cls:
                 self._waiting.move(ticket, cls, now)
         self._catalogue.forget_idle()
-        self._roster.forget_flows(set(self._catalogue.classes.values()))
+        classes = set(self._catalogue.classes.values())
+        self._roster.forget_flows(classes, {cls.pool for cls in classes})
 
     def observe(self, backend_id: int, telemetry: Telemetry) -> None:
         """Heed what a poll has learned, unless something younger is known (P1)."""
@@ -159,8 +160,8 @@ class Scheduler:
         ticket = Ticket(
             job, flow, self._arrivals, now if enqueued_at is None else enqueued_at, ruled_out
         )
-        ticket.served_before = cls.served_so_far()
-        ticket.dispatches_before = cls.dispatches
+        ticket.served_before = cls.pool.served_so_far()
+        ticket.dispatches_before = cls.pool.dispatches
         if not waiting.queued and not self._dispatcher.running:
             self._share.burst.wake(now)
         waiting.arrive(ticket)
@@ -174,7 +175,7 @@ class Scheduler:
             raise Rejected(
                 "concurrency_limit_exceeded",
                 f"You may have {limit} requests at a time.",
-                retry_after(cls.drain.seconds_for(max(1, account.queued), now)),
+                retry_after(cls.pool.drain.seconds_for(max(1, account.queued), now)),
             )
 
     def _check_bounds(self, job: Job, account: Account, cls: JobClass, now: float) -> None:
@@ -186,7 +187,7 @@ class Scheduler:
             self._dispatch(now)
         if self._cluster.usable(cls):
             return
-        wait = retry_after(cls.drain.seconds_for(cls.queued + 1, now))
+        wait = retry_after(cls.pool.drain.seconds_for(cls.queued + 1, now))
         own = self._bounds.own_bound(account)
         if own is not None:
             raise Rejected("queue_full", own, wait)
@@ -241,7 +242,7 @@ class Scheduler:
     def _drop_overdue(self, now: float) -> None:
         for ticket in self._waiting.overdue(now):
             cls = ticket.flow.cls
-            wait = retry_after(cls.drain.seconds_for(cls.queued, now))
+            wait = retry_after(cls.pool.drain.seconds_for(cls.queued, now))
             self._drop(ticket, Evicted("queue_timeout", "No slot became free in time.", wait), now)
 
     def dispatch_one(self, now: float, model_names: Collection[str]) -> Ticket | None:
@@ -404,16 +405,17 @@ class Scheduler:
         return backend.token_rate()
 
     def position(self, ticket: Ticket, now: float) -> tuple[int, float | None]:
-        """How many dispatches of its class until the job is served, itself included, and how many
-        seconds that takes at the measured rate. (0, None): it does not wait."""
+        """How many dispatches on its backends until the job is served, itself included, and the
+        seconds that they take at the measured rate.
+        (0, None): it does not wait."""
         self._waiting.let_in(now)
         if ticket.state != "queued":
             return 0, None
         position = self._waiting.position(ticket)
-        return position, ticket.flow.cls.drain.seconds_for(position, now)
+        return position, ticket.flow.standing.pool.drain.seconds_for(position, now)
 
     def queue(self, now: float) -> list[QueuedView]:
-        """Every waiting job, in the order of service within each class."""
+        """Every waiting job, in the order of service on each set of backends."""
         self._waiting.let_in(now)
         return looking.queue(self._waiting, self._share, self._roster, now)
 

@@ -15,7 +15,7 @@ from scheduler.core.jobs import Job
 
 if TYPE_CHECKING:
     from scheduler.core.cluster import Offer
-    from scheduler.core.queue import Flow
+    from scheduler.core.queue import Flow, Standing
 
 #: "moving" is never seen outside: between two classes while the configuration changes.
 TicketState = Literal["queued", "moving", "leased", "evicted", "cancelled", "settled"]
@@ -176,10 +176,10 @@ class Lease:
 
 @dataclass(slots=True)
 class Clips:
-    """What a charge did not move in the user's other classes (R8), to be undone with it."""
+    """What a charge did not move in the user's other pools (R8), to be undone with it."""
 
     epoch: int
-    amounts: dict[Flow, float]
+    amounts: dict[Standing, float]
 
 
 class Decision(NamedTuple):

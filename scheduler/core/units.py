@@ -14,7 +14,7 @@ from scheduler.core.jobs import Unit, UserSpec
 from scheduler.core.tunables import Tunables
 
 if TYPE_CHECKING:
-    from scheduler.core.queue import Flow, JobClass
+    from scheduler.core.queue import Flow, JobClass, Pool, Standing
 
 #: The tag of a unit that has never been activated: lower than any level.
 UNSET = float("-inf")
@@ -70,8 +70,9 @@ class UnitState:
         "recent",
         "running",
         "service",
+        "standings",
         "tag",
-        "waiting_flows",
+        "waiting_pools",
     )
 
     def __init__(self, key: Unit, account: Account) -> None:
@@ -84,10 +85,11 @@ class UnitState:
         self.held = 0.0  # tokens charged for running jobs
         self.queued = 0
         self.running = 0
-        self.waiting_flows = 0
+        self.waiting_pools = 0
         self.flows: dict[JobClass, Flow] = {}
+        self.standings: dict[Pool, Standing] = {}
         self.last_flow: Flow | None = None  # latest dispatched from, for display
-        self.has_offsets = False  # some flow stands apart from the tag (R8)
+        self.has_offsets = False  # in some pool it stands apart from its tag (R8)
         self.epoch = 0  # counts how often the offsets have been folded away
         self.recent = 0.0  # tokens settled in the fairness window (R9)
         self.charged_total = 0.0  # tokens, for display
@@ -244,11 +246,13 @@ class Roster:
         self._recount_groups()
         return regrouped
 
-    def forget_flows(self, classes: Container[JobClass]) -> None:
-        """Drop what units know of classes that are gone."""
+    def forget_flows(self, classes: Container[JobClass], pools: Container[Pool]) -> None:
+        """Drop what units know of classes and pools that are gone."""
         for unit in self.units.values():
-            for cls in [k for k, f in unit.flows.items() if not f.live and k not in classes]:
+            for cls in [k for k in unit.flows if k not in classes]:
                 del unit.flows[cls]
+            for pool in [k for k in unit.standings if k not in pools]:
+                del unit.standings[pool]
 
     def _recount_groups(self) -> None:
         self.groups = {}

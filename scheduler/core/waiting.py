@@ -7,7 +7,7 @@ import math
 
 from scheduler.core.cluster import BackendState, Cluster
 from scheduler.core.fairshare import FairShare
-from scheduler.core.queue import Flow, JobClass, Lane, flow_of
+from scheduler.core.queue import Flow, JobClass, Pool, flow_of
 from scheduler.core.tickets import Ticket, WaitReason
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import Roster
@@ -59,7 +59,7 @@ class WaitingRoom:
     def enter(self, ticket: Ticket, now: float) -> None:
         """Queue the ticket in its flow."""
         flow = ticket.flow
-        unit, cls = flow.unit, flow.cls
+        unit = flow.unit
         ticket.queued_since = now
         if not unit.queued and not unit.running:
             self._roster.activated(unit)
@@ -68,7 +68,6 @@ class WaitingRoom:
             self._share.activate(flow, now)
         flow.insert(ticket)
         self._count(flow, 1)
-        self._share.active[unit.background].add(cls)
         self.fresh.append(ticket)
         if starts or flow.tickets[0] is ticket:
             flow.lane.push(flow, self._share.wait_bonus_rate)
@@ -76,16 +75,15 @@ class WaitingRoom:
     def leave(self, ticket: Ticket, now: float) -> None:
         """The ticket waits no more, for whatever reason. Its state must have changed before."""
         flow = ticket.flow
-        flow.live -= 1
-        self._count(flow, -1)
         ticket.waited_seconds += max(0.0, now - ticket.queued_since)
+        flow.live -= 1
         if not flow.live:
             self._share.deactivate(flow)
             flow.tickets.clear()
         else:
             flow.compact()
+        self._count(flow, -1)
         unit = flow.unit
-        self._share.note_activity(flow.cls, unit.background)
         if not unit.queued and not unit.running:
             self._roster.rested(unit)
             self._share.window.add(unit, 0.0, now)
@@ -113,7 +111,7 @@ class WaitingRoom:
         cls, unit = flow.cls, flow.unit
         account = unit.account
         self.queued += change
-        flow.lane.queued += change
+        self._share.count_queued(flow, change)
         unit.queued += change
         account.queued += change
         if account.group is not None:
@@ -186,30 +184,34 @@ class WaitingRoom:
     def _arrival_position(self, ticket: Ticket) -> int:
         """O(1): when few wait exactly, else how far the level has to move to reach the job."""
         flow = ticket.flow
-        lane = flow.lane
-        if len(lane.flows) <= _EXACT_UNITS:
+        if len(flow.lane.flows) <= _EXACT_UNITS:
             return self.position(ticket)
-        hold = flow.cls.hold_average or self._share.hold_for(flow.unit, ticket.job)
+        pool, background = flow.standing.pool, flow.unit.background
+        hold = pool.hold_average or self._share.hold_for(flow.unit, ticket.job)
         ahead = flow.live - 1
         start = flow.tag + ahead * hold / self._roster.weight(flow.unit)
-        to_go = max(0.0, start - lane.level) * lane.waiting_weight / max(1.0, hold)
-        return max(ahead + 1, min(flow.cls.queued, 1 + math.floor(to_go)))
+        distance = max(0.0, start - pool.levels[background])
+        to_go = distance * pool.waiting_weight[background] / max(1.0, hold)
+        queued = sum(cls.queued for cls in pool.classes)
+        return max(ahead + 1, min(queued, 1 + math.floor(to_go)))
 
     def position(self, ticket: Ticket) -> int:
-        """1-based: how many of its class are served up to this job, if all goes as estimated.
+        """1-based: how many of its pool are served up to this job, if all goes as estimated.
 
-        O(units waiting in the class + the unit's own jobs).
+        O(users waiting in the pool + the user's own jobs).
         """
         flow = ticket.flow
+        pool, background = flow.standing.pool, flow.unit.background
         ahead = flow.waiting().index(ticket)
         first, step = self.starts(flow)
         target = first + ahead * step
         position = ahead + 1
-        if flow.lane is flow.cls.lanes[True]:
-            position += flow.cls.lanes[False].queued
-        for other in flow.lane.flows:
-            if other is not flow:
-                position += self._jobs_before(other, target, ticket.number)
+        for cls in pool.classes:
+            if background:
+                position += cls.lanes[False].queued
+            for other in cls.lanes[background].flows:
+                if other is not flow:
+                    position += self._jobs_before(other, target, ticket.number)
         return position
 
     def _jobs_before(self, flow: Flow, target: float, number: int) -> int:
@@ -227,13 +229,22 @@ class WaitingRoom:
         hold = self._share.hold_for(flow.unit, flow.head().job)
         return first, max(_LEAST_STEP, hold / self._roster.weight(flow.unit))
 
-    def in_order(self, lane: Lane) -> list[Ticket]:
-        """All of a lane's tickets in the estimated order of service."""
-        keyed: list[tuple[float, int, Ticket]] = []
-        for flow in lane.flows:
-            first, step = self.starts(flow)
-            keyed += [(first + i * step, t.number, t) for i, t in enumerate(flow.waiting())]
-        return [ticket for _, _, ticket in sorted(keyed, key=lambda item: item[:2])]
+    def in_order(self, pool: Pool) -> list[Ticket]:
+        """All of a pool's tickets in the estimated order of service, background last."""
+        keyed: list[tuple[bool, float, int, Ticket]] = []
+        for cls in pool.classes:
+            for background in (False, True):
+                for flow in cls.lanes[background].flows:
+                    first, step = self.starts(flow)
+                    keyed += [
+                        (background, first + i * step, ticket.number, ticket)
+                        for i, ticket in enumerate(flow.waiting())
+                    ]
+        return [entry[3] for entry in sorted(keyed, key=lambda entry: entry[:3])]
+
+    def pools(self) -> list[Pool]:
+        """Those with waiting jobs."""
+        return list(dict.fromkeys(cls.pool for cls in self.classes))
 
     def queued_for(self, backend: BackendState) -> int:
         """Waiting jobs that the backend could serve."""

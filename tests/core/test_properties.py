@@ -47,7 +47,9 @@ def oracle(bench: Bench) -> list[tuple[float, Ticket]]:
         best = firsts.get(flow.cls)
         if best is None or plain_key(flow, rate) < plain_key(best, rate):
             firsts[flow.cls] = flow
-    reference = min(f.unit.tag + f.offset for f in firsts.values()) + bench.tunables.quantum
+    reference = (
+        min(f.unit.tag + f.standing.offset for f in firsts.values()) + bench.tunables.quantum
+    )
     assert cluster is not None
     total = sum(unit.recent for unit in core._roster.units.values())
     scored = []
@@ -56,7 +58,7 @@ def oracle(bench: Bench) -> list[tuple[float, Ticket]]:
         recent = flow.unit.recent
         used = recent / total if total > 0 else 0.0
         factor = max(0.1, 1 - 2 * (used - 0.5)) if used > 0.5 else 1.0
-        base = reference - (flow.unit.tag + flow.offset) + share.burst.beta
+        base = reference - (flow.unit.tag + flow.standing.offset) + share.burst.beta
         base = base * factor if base >= 0 else base / factor
         since = max(head.enqueued_at, flow.last_dispatch)
         scored.append((base + rate * (bench.now - since), head))
@@ -65,7 +67,7 @@ def oracle(bench: Bench) -> list[tuple[float, Ticket]]:
 
 def plain_key(flow: Flow, rate: float) -> tuple[float, int]:
     head = flow.waiting()[0]
-    key = flow.unit.tag + flow.offset + rate * max(head.enqueued_at, flow.last_dispatch)
+    key = flow.unit.tag + flow.standing.offset + rate * max(head.enqueued_at, flow.last_dispatch)
     return key, head.number
 
 
@@ -226,7 +228,7 @@ class Machine(RuleBasedStateMachine):
         before = {
             unit.key: (unit.background, unit.tag, unit.other_tag)
             for unit in self.core._roster.units.values()
-            if not unit.waiting_flows
+            if not unit.waiting_pools
         }
         self.bench.users[user_id] = user(user_id, weight, group_weight=2.0)
         self.bench.configure(share_mode=mode, max_wait=200.0)
