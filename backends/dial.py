@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import os
+import select
 import socket
 from time import monotonic
 from typing import Any, NamedTuple
@@ -43,7 +46,7 @@ class Dialer:
         """Return a connected, non-blocking socket.
 
         A name's addresses are tried in turn, each with its share of the time left, so that one
-        that swallows packets leaves time for the next. The caller enforces `seconds` as a whole.
+        that swallows packets leaves time for the next.
 
         Raises: OSError, of the last address tried.
         """
@@ -53,8 +56,7 @@ class Dialer:
         for i, address in enumerate(addresses):
             share = (deadline - monotonic()) / (len(addresses) - i)
             try:
-                async with asyncio.timeout(share):
-                    return await _connect(address)
+                return await _connect(address, share)
             except OSError as error:  # includes TimeoutError
                 failure = error
         raise failure
@@ -90,14 +92,49 @@ async def _lookup(host: str, port: int) -> list[Address]:
     return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
 
 
-async def _connect(address: Address) -> socket.socket:
+async def _connect(address: Address, seconds: float) -> socket.socket:
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         for option in _OPTIONS:
             sock.setsockopt(*option)
-        await asyncio.get_running_loop().sock_connect(sock, address.sockaddr)
+        problem = sock.connect_ex(address.sockaddr)
+        if problem == errno.EINPROGRESS:
+            problem = await _outcome(sock, seconds)
+        if problem:
+            raise OSError(problem, os.strerror(problem))
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+async def _outcome(sock: socket.socket, seconds: float) -> int:
+    """Wait for a connect that is under way, and return its error number, 0 for success.
+
+    Not with the loop's sock_connect: uvloop's begins by looking up the address.
+    """
+    loop = asyncio.get_running_loop()
+    settled: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not settled.done():
+            settled.set_result(None)
+
+    loop.add_writer(sock, settle)
+    try:
+        async with asyncio.timeout(seconds):
+            await settled
+    except TimeoutError:
+        # After a pause of this process the limit may pass before the loop sees the connection.
+        if not _is_writable(sock):
+            raise
+    finally:
+        loop.remove_writer(sock)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def _is_writable(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    return bool(poll.poll(0))

@@ -46,6 +46,8 @@ __all__ = [
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _BODYLESS_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
+# The dialer keeps the limit of a connect; this one, a moment later, is for names and TLS.
+_CONNECT_GRACE_SECONDS = 0.1
 _OWN_SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 )
@@ -214,7 +216,7 @@ class Upstream:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, origin.key, self._idle_seconds, self._keep, self._lost)
         self._open.setdefault(origin.key, set()).add(connection)
-        limit = asyncio.timeout(seconds)
+        limit = asyncio.timeout(seconds + _CONNECT_GRACE_SECONDS)
         try:
             async with limit:
                 self._connecting.add(limit)

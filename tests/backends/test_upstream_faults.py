@@ -95,6 +95,18 @@ def _fill(listener: socket.socket, filler: socket.socket) -> str:
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+async def test_a_connect_during_a_standstill_of_this_process_is_no_fault(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        task = asyncio.create_task(client.send(url, connect=0.05))
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251  (this is the standstill)
+        await asyncio.sleep(0.02)
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_lookup_that_hangs_ends_at_its_limit_and_is_shared(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +168,7 @@ async def test_a_name_and_an_ipv6_literal_are_connected_to(client: Client) -> No
 async def test_a_shortage_on_this_side_is_told_apart_from_a_dead_server(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_descriptor(address: dial.Address) -> socket.socket:
+    async def no_descriptor(address: dial.Address, seconds: float) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(dial, "_connect", no_descriptor)
