@@ -101,6 +101,7 @@ class Claim:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._runtime.forget(self)
         if self.ticket.state in ("queued", "leased"):
             self._runtime.release(self)
 
@@ -160,6 +161,7 @@ class Runtime:
         self.stopping = False
         self.database_away = False
         self.serving: set[asyncio.Task[Any]] = set()  # one task for each request under way
+        self._claims: dict[str, Claim] = {}  # under way, by request id
         self._loop = asyncio.get_running_loop()
         # One reads the configuration, one saves shares: a lock on writing delays no reading.
         self._database = ThreadPoolExecutor(2, thread_name_prefix="database")
@@ -224,7 +226,12 @@ class Runtime:
             error = claim.ticket.error
             assert error is not None  # noqa: S101  an evicted ticket says why
             raise Rejected(error.reason, error.message, error.retry_after)
+        self._claims[job.request_id] = claim
         return claim
+
+    def forget(self, claim: Claim) -> None:
+        """Its request has ended: it can be evicted no more."""
+        self._claims.pop(claim.ticket.job.request_id, None)
 
     def settle(self, ticket: Ticket, usage: Usage) -> Settlement:
         lease = ticket.lease
@@ -332,6 +339,21 @@ class Runtime:
     def waiting(self) -> list[QueuedView]:
         """Every waiting job in the order of service; to be called from any other thread."""
         return self._ask(lambda: self.scheduler.queue(time.monotonic()))
+
+    def evict(self, request_id: str) -> bool:
+        """Drop a waiting job, whose client gets an error that no retry mends; to be called from any
+        other thread. False: no such job waits."""
+        return self._ask(lambda: self._evict(request_id))
+
+    def _evict(self, request_id: str) -> bool:
+        claim = self._claims.get(request_id)
+        if claim is None or claim.ticket.state != "queued":
+            return False
+        now = time.monotonic()
+        why = "An administrator removed this request from the queue."
+        self.scheduler.evict(claim.ticket, Evicted("cancelled_by_admin", why), now)
+        self._pump(now)
+        return True
 
     def _ask(self, question: Callable[[], _T]) -> _T:
         async def answer() -> _T:

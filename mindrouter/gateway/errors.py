@@ -30,8 +30,10 @@ STATUS_OF_CODE: dict[str, int] = {
     "shutting_down": 503,
     "internal_error": 500,
 }
-#: Codes that the same request would meet again, however often it is sent.
-HOPELESS = frozenset({"invalid_request", "capability_missing", "context_length_exceeded"})
+#: Codes that the same request would meet again, or that it is not to be sent again after.
+HOPELESS = frozenset(
+    {"invalid_request", "capability_missing", "context_length_exceeded", "cancelled_by_admin"}
+)
 
 
 class GatewayError(Exception):
