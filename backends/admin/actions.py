@@ -29,7 +29,9 @@ class TrialForm(forms.Form):
     """Which model to ask, and what."""
 
     model = forms.ChoiceField(widget=UnfoldAdminSelectWidget)
-    prompt = forms.CharField(max_length=4000, initial=PROMPT, widget=UnfoldAdminTextareaWidget)
+    prompt = forms.CharField(
+        max_length=4000, initial=PROMPT, widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
+    )
 
     def __init__(self, models: dict[str, bool], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -31,6 +31,7 @@ from backends.admin.showing import (
     known,
     node_status_of,
     percent,
+    short_age,
     status_of,
 )
 from backends.catalog import available_mib, effective_engine
@@ -62,12 +63,11 @@ class BackendAdmin(LifeActions, SecretAdmin):
     list_display = (
         "name",
         "state",
-        "last_answer",
+        "age_in_list",
         "engine_found",
         "model_count",
         "load",
-        "slots",
-        "max_concurrent",
+        "slots_in_use",
         "node_link",
         "more",
     )
@@ -141,6 +141,10 @@ class BackendAdmin(LifeActions, SecretAdmin):
     def last_answer(self, backend: Backend) -> str:
         return age_and_use(status_of(backend).observed_at)
 
+    @admin.display(description="last answer", ordering="status__observed_at")
+    def age_in_list(self, backend: Backend) -> SafeString | str:
+        return short_age(status_of(backend).observed_at)
+
     @admin.display(description="engine", ordering="status__detected_engine")
     def engine_found(self, backend: Backend) -> str:
         status = status_of(backend)
@@ -159,7 +163,16 @@ class BackendAdmin(LifeActions, SecretAdmin):
         status = status_of(backend)
         return f"{known(status.running)} / {known(status.waiting)}"
 
-    @admin.display(description="its slots", ordering="status__slots")
+    @admin.display(description="slots", ordering="max_concurrent")
+    def slots_in_use(self, backend: Backend) -> SafeString | str:
+        """How many it is sent at once, and how many it says that it runs."""
+        own = status_of(backend).slots
+        if own is None or own == backend.max_concurrent:
+            return str(backend.max_concurrent)
+        text = '{} <span class="mr-small">it has {}</span>'
+        return format_html(text, backend.max_concurrent, own)
+
+    @admin.display(description="its slots")
     def slots(self, backend: Backend) -> str:
         return known(status_of(backend).slots)
 

@@ -23,6 +23,7 @@ from backends.admin.showing import (
     known,
     node_status_of,
     percent,
+    short_age,
 )
 from backends.engines.gpu import combined
 from backends.forms import NodeForm
@@ -37,7 +38,7 @@ class NodeAdmin(SecretAdmin):
     list_display = (
         "name",
         "state",
-        "last_answer",
+        "age_in_list",
         "gpu_count",
         "memory",
         "utilization",
@@ -76,9 +77,13 @@ class NodeAdmin(SecretAdmin):
     def utilization(self, node: Node) -> str:
         return percent(combined(gpus_of(node)).utilization)
 
-    @admin.display(description="last answer", ordering="status__observed_at")
+    @admin.display(description="last answer")
     def last_answer(self, node: Node) -> str:
         return age_and_use(node_status_of(node).observed_at) if node.telemetry_url else "not polled"
+
+    @admin.display(description="last answer", ordering="status__observed_at")
+    def age_in_list(self, node: Node) -> SafeString | str:
+        return short_age(node_status_of(node).observed_at) if node.telemetry_url else DASH
 
     @admin.display(description="GPUs")
     def gpus(self, node: Node) -> SafeString | str:

@@ -59,6 +59,13 @@ def is_stale(moment: datetime | None) -> bool:
     return (timezone.now() - moment).total_seconds() >= limit
 
 
+def short_age(moment: datetime | None) -> SafeString | str:
+    """The same in a list's column, where there is little room."""
+    if moment is None or not is_stale(moment):
+        return age(moment)
+    return format_html('{} <span class="mr-small">too old to count</span>', age(moment))
+
+
 def age_and_use(moment: datetime | None) -> str:
     """The age of a poll, and whether it is too old to count."""
     if moment is None or not is_stale(moment):
@@ -79,17 +86,22 @@ def gpus_of(node: Node | None) -> Sequence[Gpu]:
     return [Gpu(**gpu) for gpu in node_status_of(node).gpus]
 
 
-def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> SafeString:
+def table(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, cell_class: str = ""
+) -> SafeString:
     """A table as on the project's own pages; the first cell of a row names it."""
     body = format_html_join(
         "",
         '<tr><th scope="row">{}</th>{}</tr>',
         (
-            (first, format_html_join("", '<td class="mr-number">{}</td>', ((c,) for c in rest)))
+            (first, format_html_join("", '<td class="{}">{}</td>', ((cell_class, c) for c in rest)))
             for first, *rest in rows
         ),
     )
-    cells = format_html_join("", '<th scope="col">{}</th>', ((text,) for text in head))
+    classes = ["", *[cell_class] * (len(head) - 1)]
+    cells = format_html_join(
+        "", '<th scope="col" class="{}">{}</th>', zip(classes, head, strict=True)
+    )
     return format_html(
         '<div class="mr-scroll" tabindex="0" role="region" aria-label="{}">'
         '<table class="mr-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
@@ -99,13 +111,13 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Saf
     )
 
 
-GPU_HEAD = ("GPU", "memory used", "free", "total", "use", "temperature", "power")
+GPU_HEAD = ("GPU", "memory used", "free", "of", "use", "heat", "power")
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> SafeString | str:
     if not gpus:
         return DASH
-    return table("GPUs", GPU_HEAD, [gpu_cells(gpu) for gpu in gpus])
+    return table("GPUs", GPU_HEAD, [gpu_cells(gpu) for gpu in gpus], cell_class="mr-number")
 
 
 def gpu_cells(gpu: Gpu) -> tuple[str, ...]:

@@ -235,7 +235,7 @@ def test_the_list_shows_state_and_age_and_dashes_for_what_is_unknown(browser: Cl
         probe_backends([backend.pk])
     rows = browser.get(reverse(LIST)).content.decode()
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", rows))
-    assert re.search(r"gpu ready \d s ago vLLM 0\.32\.0 1 2 / 3 – 16", text)
+    assert re.search(r"gpu ready \d s ago vLLM 0\.32\.0 1 2 / 3 16 –", text)
 
 
 def test_polls_that_have_stopped_are_noticed(browser: Client) -> None:

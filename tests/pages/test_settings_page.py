@@ -50,9 +50,10 @@ def test_every_setting_is_on_the_page_and_described(admin_client: Client) -> Non
     assert set(adminform.form.fields) == wanted
     shown = {name for fieldset in adminform for line in fieldset for name in line.fields}
     assert shown == wanted | {"environment"}
-    assert set(DESCRIBED) == wanted
+    described = {name for name in wanted if SiteSettings._meta.get_field(name).help_text}
+    assert described | set(DESCRIBED) == wanted
     saved = {setting_name(name) for name in wanted}
-    assert set(ENVIRONMENT) == set(NUMBERS) - saved
+    assert set(ENVIRONMENT) <= set(NUMBERS) - saved
 
 
 def test_the_groups_are_those_of_the_rules(admin_client: Client) -> None:
