@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from scheduler.core import checkpoint, looking
+from scheduler.core import checkpoint, looking, picture
 from scheduler.core.bounds import Bounds
 from scheduler.core.catalogue import Catalogue
 from scheduler.core.cluster import TOKEN_RATE_UNKNOWN, Cluster
@@ -15,6 +15,7 @@ from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.fairshare import FairShare
 from scheduler.core.gap import GapMeter
 from scheduler.core.jobs import BackendSpec, Job, Strategy, Telemetry, Usage, UserSpec
+from scheduler.core.picture import FlowPicture
 from scheduler.core.placement import Scoring
 from scheduler.core.queue import JobClass, flow_of
 from scheduler.core.tickets import Decision, Lease, Settlement, Ticket, TicketState
@@ -207,7 +208,11 @@ class Scheduler:
         if now > self._now:
             self._now = now
         if self._changed:  # before this pump; some may have been cancelled meanwhile
-            self._changed = [t for t in self._changed if t.state in ("leased", "evicted")]
+            self._changed = [
+                ticket
+                for ticket in dict.fromkeys(self._changed)
+                if ticket.state in ("leased", "evicted")
+            ]
         if now >= self._cluster.changes_at:
             self._refresh(now)
         if self._dirty:
@@ -418,6 +423,11 @@ class Scheduler:
         """Every waiting job, in the order of service on each set of backends."""
         self._waiting.let_in(now)
         return looking.queue(self._waiting, self._share, self._roster, now)
+
+    def queue_parts(self, now: float) -> Iterator[list[FlowPicture]]:
+        """The whole queue in parts of about 1 ms each, between which others may be served."""
+        self._waiting.let_in(now)
+        return picture.parts(self._waiting, self._share, self._roster, now)
 
     def stats(self, now: float) -> Stats:
         self._waiting.let_in(now)

@@ -69,7 +69,7 @@ class WaitingRoom:
         flow.insert(ticket)
         self._count(flow, 1)
         self.fresh.append(ticket)
-        if starts or flow.tickets[0] is ticket:
+        if starts or (flow.entry is not None and flow.tickets[0] is ticket):  # else set aside
             flow.lane.push(flow, self._share.wait_bonus_rate)
 
     def leave(self, ticket: Ticket, now: float) -> None:

@@ -119,6 +119,23 @@ def test_a_heavy_user_is_back_in_order_when_no_longer_heavy() -> None:
     assert lease_of(ticket).decision.factor == 1.0
 
 
+def test_a_heavy_users_job_may_be_retried_while_the_user_is_set_aside() -> None:
+    bench = Bench([user(1), user(2)], [backend(1, 2)])
+    bench.settle(bench.serve(1), 5000)
+    first, second = bench.serve(1), bench.serve(1)
+    waiting = bench.submit(1)
+    bench.settle(second)
+    assert bench.pump() == [waiting]  # heavy: compared apart
+    last = bench.submit(1)
+    bench.submit(2)
+    bench.core.mark_busy(1, bench.now, 1.0)
+    bench.core.retry(first, bench.now)
+    bench.core.cancel(first.ticket, bench.now)
+    bench.core.cancel(last, bench.now)
+    bench.now += 1.0
+    assert [ticket.job.user_id for ticket in bench.pump()] == [2]
+
+
 # ---- R10
 
 

@@ -311,7 +311,7 @@ class Machine(RuleBasedStateMachine):
         for backend_id in (1, 2):
             self.core.mark_ok(backend_id, bench.now)
         for _ in range(len(self.tickets) + 1):
-            bench.now += 0.1
+            bench.now += 1.1  # no backend is busy any more
             self.note(self.core.pump(bench.now))
             for lease in self.leases():
                 self.core.settle(lease, Usage(prompt_tokens=1, completion_tokens=1), bench.now)
