@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from django.apps import apps
 from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, Q
@@ -14,26 +17,62 @@ from rest_framework.request import Request
 
 from accounts.models import ApiKey, Role, User, hash_key
 
-_OPERATOR_APPS = ("backends",)
+#: Removing a waiting request; Django has no such permission of its own.
+CANCEL_JOB = "scheduler.cancel_job"
+
+
+@cache
+def _permissions() -> Mapping[str, frozenset[str]]:
+    """{who: "app.action_model"}: of auditors, operators and superusers."""
+    known = {
+        f"{model._meta.app_label}.{action}_{model._meta.model_name}"
+        for model in apps.get_models()
+        for action in model._meta.default_permissions
+    }
+    reading = {name for name in known if name.partition(".")[2].startswith("view_")}
+    # What has been is read by everybody and rewritten by nobody.
+    past = {name for name in known - reading if "_historical" in name}
+    operating = {name for name in known - past if name.startswith("backends.")}
+    return {
+        "auditor": frozenset(reading),
+        "operator": frozenset(reading | operating | {CANCEL_JOB}),
+        "superuser": frozenset(known | {CANCEL_JOB}),
+    }
+
+
+def permissions_of(user: User | AnonymousUser) -> frozenset[str]:
+    """What ``user`` may do on the pages and with the management API.
+
+    A superuser everything; an operator reads everything, changes backends and removes waiting
+    requests; an auditor, and staff without a role, reads everything; anybody else nothing.
+    """
+    if not user.is_active:
+        return frozenset()
+    if user.is_superuser:
+        return _permissions()["superuser"]
+    role = getattr(user, "role", Role.USER)
+    if role == Role.OPERATOR:
+        return _permissions()["operator"]
+    if role == Role.AUDITOR or user.is_staff:
+        return _permissions()["auditor"]
+    return frozenset()
 
 
 class RoleBackend(ModelBackend):
-    """Passwords as in Django; permissions from ``User.role`` instead of rows in the database."""
+    """Passwords as in Django; permissions from ``User.role`` instead of rows in the database.
+
+    ``has_perm`` and ``has_module_perms`` are Django's, on the set given here. A permission holds
+    for every object.
+    """
+
+    def get_user_permissions(self, user_obj: Any, obj: Model | None = None) -> set[str]:
+        return self.get_all_permissions(user_obj)
+
+    def get_group_permissions(self, user_obj: Any, obj: Model | None = None) -> set[str]:
+        return set()  # our groups are about shares
 
     def get_all_permissions(self, user_obj: Any, obj: Model | None = None) -> set[str]:
-        """No enumerable set: ``has_perm`` decides by role. Superusers pass before this is asked."""
-        return set()
-
-    def has_perm(self, user_obj: Any, perm: str, obj: Model | None = None) -> bool:
-        if isinstance(user_obj, AnonymousUser) or not user_obj.is_active:
-            return False
-        app, _, action = perm.partition(".")
-        if user_obj.role == Role.OPERATOR:
-            return action.startswith("view_") or app in _OPERATOR_APPS
-        return user_obj.role == Role.AUDITOR and action.startswith("view_")
-
-    def has_module_perms(self, user_obj: Any, app_label: str) -> bool:
-        return bool(user_obj.is_active and user_obj.role in (Role.OPERATOR, Role.AUDITOR))
+        return set(permissions_of(user_obj))
 
 
 class ApiKeyAuthentication(BaseAuthentication):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from django.contrib.auth.models import AbstractUser
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinLengthValidator, MinValueValidator
 from django.db import models
-from django.db.models import Q
+from django.db.models import ProtectedError, Q
+from django.db.models.signals import post_delete
+from django.dispatch import receiver
 from django.utils import timezone
 from simple_history.models import HistoricalRecords
 
-MAX_WEIGHT = Decimal("1000000000")
+MAX_WEIGHT = Decimal(1000000000)
 KEY_PREFIX = "mr-"
 MIN_KEY_LENGTH = 32
 
@@ -107,7 +110,11 @@ class Role(models.TextChoices):
 
 
 class User(AbstractUser):
-    """Somebody who sends requests, signs in to the pages, or both."""
+    """Somebody who sends requests, signs in to the pages, or both.
+
+    A role above "user", and being a superuser, imply ``is_staff``: whoever has one may sign in to
+    the pages. Taking the role away takes that away too.
+    """
 
     # The project's own group and roles replace Django's groups and per-user permissions.
     groups = None  # type: ignore[assignment]
@@ -117,12 +124,64 @@ class User(AbstractUser):
     )
     role = models.CharField(max_length=10, choices=Role, default=Role.USER)
     history = HistoricalRecords(excluded_fields=["password", "last_login"])
+    stored_role: str = Role.USER  # as it was read or last saved
 
     class Meta:
         ordering: ClassVar = ["username"]
 
     def __str__(self) -> str:
         return self.username
+
+    @classmethod
+    def from_db(cls, *args: Any, **options: Any) -> Self:
+        user = super().from_db(*args, **options)
+        user.stored_role = user.__dict__.get("role", Role.USER)  # absent when it was deferred
+        return user
+
+    def clean(self) -> None:
+        super().clean()
+        self._imply_staff()
+        gives_up = not (self.is_active and self.is_superuser)
+        if gives_up and self.pk and is_last_superuser(self.pk):
+            raise ValidationError(LAST_SUPERUSER)
+
+    def save(self, *args: Any, **options: Any) -> None:
+        names = options.get("update_fields")
+        if self._imply_staff() and names is not None:
+            options["update_fields"] = {*names, "is_staff"}
+        super().save(*args, **options)
+        self.stored_role = self.role
+
+    def _imply_staff(self) -> bool:
+        """Whether this changed ``is_staff``."""
+        before = self.is_staff
+        if self.role != Role.USER or self.is_superuser:
+            self.is_staff = True
+        elif self.stored_role != Role.USER:
+            self.is_staff = False
+        return self.is_staff != before
+
+
+LAST_SUPERUSER = (
+    "This is the last active superuser, without whom nobody could manage people. Make somebody "
+    "else a superuser first."
+)
+
+
+def is_last_superuser(user_id: int) -> bool:
+    """Whether nobody else could manage people. Two that step down in the same instant may pass."""
+    superusers = User.objects.filter(is_superuser=True, is_active=True)
+    return list(superusers.values_list("pk", flat=True)[:2]) == [user_id]
+
+
+@receiver(post_delete, sender=User)
+def _keep_a_superuser(instance: User, **_: Any) -> None:
+    """After the rows of a deletion are gone, so that all superusers at once do not pass either;
+    what is raised here undoes the deletion."""
+    if instance.is_superuser and instance.is_active:
+        superusers = User.objects.filter(is_superuser=True, is_active=True)
+        if not superusers.exists():
+            raise ProtectedError(LAST_SUPERUSER, {instance})
 
 
 class Quota(Limits):

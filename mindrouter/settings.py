@@ -103,6 +103,7 @@ INSTALLED_APPS = [
     "channels",
     "rest_framework",
     "drf_spectacular",
+    "drf_spectacular_sidecar",
     "django_htmx",
     "axes",
     "simple_history",
@@ -255,6 +256,13 @@ VLLM_MAX_QUEUE_DEPTH = env_number("VLLM_MAX_QUEUE_DEPTH", 128)
 QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)
 MAX_BODY_BYTES = env_number("MAX_BODY_BYTES", 32 * 1024 * 1024)
 SHUTDOWN_GRACE = env_number("SHUTDOWN_GRACE", 30)
+# The user that Ollama's clients without a key count as; empty: they need a key.
+OPEN_TO = env.str("OPEN_TO", "") or None
+# Headers in which a trusted key's client may name its end user; the first one present counts.
+END_USER_HEADERS = env.list(
+    "END_USER_HEADERS",
+    default=["X-OpenWebUI-User-Id", "X-OpenWebUI-User-Email", "X-OpenWebUI-User-Name"],
+)
 
 # ---- management API
 REST_FRAMEWORK = {
@@ -263,10 +271,25 @@ REST_FRAMEWORK = {
         "accounts.authentication.ApiKeyAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "mindrouter.api.schema.ApiSchema",
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "EXCEPTION_HANDLER": "mindrouter.api.problems.problem_response",
+    "COERCE_DECIMAL_TO_STRING": False,
     "UNAUTHENTICATED_USER": None,
 }
-SPECTACULAR_SETTINGS = {"TITLE": "MindRouter management API", "VERSION": "1"}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "MindRouter management API",
+    "VERSION": "1",
+    "SCHEMA_PATH_PREFIX": "/api/admin",
+    "COMPONENT_SPLIT_REQUEST": True,  # what is only taken or only shown is in one of the two
+    "ENUM_NAME_OVERRIDES": {},
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "mindrouter.api.schema.describe_problems",
+    ],
+    "SWAGGER_UI_DIST": "SIDECAR",  # served from here, not by others
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+}
 
 # ---- logs: one line each, to standard error
 LOGGING = {

@@ -8,4 +8,5 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
     path("api/admin/", include("scheduler.urls")),
+    path("api/admin/", include("mindrouter.api.urls")),
 ]

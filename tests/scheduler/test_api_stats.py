@@ -165,7 +165,13 @@ def test_where_no_scheduler_runs_it_is_a_503(
     monkeypatch.setattr(services, "live", lambda: None)
     answer = staff.get(URL)
     assert answer.status_code == 503
-    assert answer.json() == {"detail": "No scheduler runs in this process."}
+    assert answer["Content-Type"] == "application/problem+json"
+    assert answer.json() == {
+        "type": "about:blank",
+        "title": "Service Unavailable",
+        "status": 503,
+        "detail": "No scheduler runs in this process.",
+    }
 
 
 def test_a_scheduler_that_does_not_answer_is_a_503(
