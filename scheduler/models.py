@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from simple_history.models import HistoricalRecords
+
+from accounts.models import User
 
 
 class Outcome(models.TextChoices):
@@ -177,6 +180,12 @@ class SiteSettings(models.Model):
     backend_max_attempts = _count("Backends tried for one request (P6).", 1)
     queue_keepalive_after = _number("Seconds until a waiting stream gets comments.")
     max_body_bytes = _count("Largest request body, in bytes.", 1)
+    open_to = models.CharField(
+        max_length=150,
+        null=True,
+        blank=True,
+        help_text="The user that Ollama's clients without a key count as. Empty: a key is needed.",
+    )
     history = HistoricalRecords()
 
     class Meta:
@@ -185,3 +194,7 @@ class SiteSettings(models.Model):
 
     def __str__(self) -> str:
         return "settings"
+
+    def clean(self) -> None:
+        if self.open_to and not User.objects.filter(username=self.open_to).exists():
+            raise ValidationError({"open_to": f"There is no user {self.open_to!r}."})

@@ -24,7 +24,7 @@ from django.utils import timezone
 from backends.draining import disable_drained
 from backends.upstream import Upstream
 from scheduler.core.errors import Evicted, Rejected
-from scheduler.core.jobs import Job, Usage
+from scheduler.core.jobs import Job, Telemetry, Usage
 from scheduler.core.scheduler import (
     BackendView,
     Lease,
@@ -178,6 +178,7 @@ class Runtime:
         global _current
         runtime = cls()
         try:
+        self._telemetry: dict[int, Telemetry] = {}
             snapshot, telemetry, checkpoint = await runtime._ask_database(_load_everything)
         except BaseException:
             runtime.spool.stop()
@@ -290,14 +291,21 @@ class Runtime:
         return self.scheduler.position(claim.ticket, time.monotonic())
 
     def resolve_alias(self, name: str) -> str:
-        """The model that ``name`` stands for: an alias's first target that a backend has."""
+        """The model that ``name`` stands for: an alias's first target that a backend can serve
+        now, busy or not; else the first that one lists, else the first that one has."""
         targets = self.snapshot.aliases.get(name)
         if targets is None:
             return name
-        for known in (self.snapshot.listed_models, self.snapshot.models):
+        known = self.snapshot.models
+        for names in (self._served_models(), self.snapshot.listed_models, known):
             for target in targets:
-                if target in known:
+                if target in known and target in names:
                     return target
+    def estimate(self, request_id: str) -> float | None:
+        """Seconds until this waiting job is served, as far as can be told."""
+        claim = self._claims.get(request_id)
+        return None if claim is None else self.position(claim)[1]
+
         return targets[0]
 
     def cancel_serving(self) -> None:
@@ -309,6 +317,16 @@ class Runtime:
         for ticket in self.scheduler.pump(now):
             if ticket.owner is not None:
                 ticket.owner.wake()
+    def _served_models(self) -> set[str]:
+        """The models of the backends that are neither failed nor down."""
+        states = self.scheduler.backend_states(time.monotonic())
+        able = {state.id for state in states if state.state in ("ready", "unknown")}
+        return {name for b in self.snapshot.backends if b.backend_id in able for name in b.models}
+
+    def loaded_models(self) -> set[str]:
+        """What backends have in memory, as they name it, by the last poll of each."""
+        return set().union(*(t.loaded_models or () for t in self._telemetry.values()))
+
         self._arm(now)
 
     def _arm(self, now: float) -> None:
@@ -473,6 +491,7 @@ class Runtime:
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             self.spool.announce()
+        self._telemetry = {known.backend_id: known.telemetry for known in telemetry}
 
     async def _sync_records(self) -> None:
         while True:

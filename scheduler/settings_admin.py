@@ -110,6 +110,12 @@ GROUPS: Mapping[str, Mapping[str, Setting]] = {
             _SECONDS, "A stream that waits for longer is kept open with comments on its position."
         ),
         "max_body_bytes": Setting("bytes", "The largest request that is read."),
+        "open_to": Setting(
+            "",
+            "The user that Ollama's clients without a key count as, with its group, share and "
+            "limits. Never set this where strangers can connect.",
+            without="nobody, a key is needed",
+        ),
     },
 }
 DESCRIBED: Mapping[str, Setting] = {
@@ -158,7 +164,7 @@ def _shown(value: Any, one: Setting) -> str:
 
 def _limits(column: models.Field[Any, Any]) -> str:
     """What may be saved, in words."""
-    if column.choices:
+    if column.choices or not isinstance(column, models.IntegerField | models.FloatField):
         return ""
     lowest = [v.limit_value for v in column.validators if isinstance(v, MinValueValidator)]
     highest = [v.limit_value for v in column.validators if isinstance(v, MaxValueValidator)]

@@ -66,6 +66,7 @@ class Snapshot:
     tunables: Tunables = field(default_factory=Tunables)
     keepalive_after: float = 10.0
     max_body_bytes: int = 32 * 1024 * 1024
+    open_to: Key | None = None  # who Ollama's clients without a key are; None: nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def _load_snapshot(version: int) -> Snapshot:
         tunables=_load_tunables(site),
         keepalive_after=_saved_or_setting(site, "queue_keepalive_after"),
         max_body_bytes=int(_saved_or_setting(site, "max_body_bytes")),
+        open_to=_open_to(_saved_or_setting(site, "open_to"), users),
     )
 
 
@@ -157,6 +159,14 @@ def _load_keys() -> dict[str, Key]:
         )
         for row in usable
     }
+
+
+def _open_to(username: str | None, users: Mapping[int, UserSpec]) -> Key | None:
+    """A key that needs no key. None where it is closed, or the user is gone or inactive."""
+    for user in users.values() if username else ():
+        if user.username == username:
+            return Key(key_id=0, user_id=user.user_id, expires_at=None, may_name_end_user=False)
+    return None
 
 
 def _load_users() -> tuple[dict[int, UserSpec], dict[int, frozenset[str]]]:

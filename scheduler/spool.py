@@ -193,6 +193,14 @@ class Spool:
         self._open[record.request_id] = record
         self._fresh.append(record)
 
+    def open_record(self, request_id: str) -> Record | None:
+        """The record of a request that has not ended, as far as it is filled in."""
+        return self._open.get(request_id)
+
+    def open_records(self) -> list[Record]:
+        """The records of all that have not ended."""
+        return list(self._open.values())
+
     def close(self, record: Record) -> None:
         """A request has ended. Its final record is with the operating system on return."""
         self._open.pop(record.request_id, None)

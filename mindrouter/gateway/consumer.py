@@ -12,18 +12,20 @@ import logging
 import os
 import re
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-import msgspec
 from channels.consumer import AsyncConsumer
 from django.conf import settings
 from django.db import DatabaseError
 
+from mindrouter.gateway import mine, models
 from mindrouter.gateway.client import Client, ClientLeftError, Headers, Receive, Scope, Send
-from mindrouter.gateway.dialects import openai
+from mindrouter.gateway.dialects.addresses import FORMS, errors_at
+from mindrouter.gateway.dialects.ollama import models as ollama
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.exchange import Exchange, Operation, error_headers
 from mindrouter.gateway.requests import read_chat, read_completion, read_embeddings
+from mindrouter.gateway.translating import FormExchange
 from scheduler.core.jobs import ModelSpec
 from scheduler.runtime import Runtime, current
 from scheduler.snapshot import Key
@@ -35,21 +37,30 @@ OPERATIONS = {
     "/v1/chat/completions": Operation("chat.completions", b"/v1/chat/completions", read_chat),
     "/v1/completions": Operation("completions", b"/v1/completions", read_completion),
     "/v1/embeddings": Operation("embeddings", b"/v1/embeddings", read_embeddings),
+    **{
+        path: Operation(form.operation, form.path, form.read, form.dialect, form.errors, form)
+        for path, form in FORMS.items()
+    },
 }
-MODELS_PATH = "/v1/models"
+MODELS_PATHS = ("/v1/models", "/anthropic/v1/models")
+REQUESTS_PATH = "/v1/requests/"
+MAX_SHOW_BYTES = 64 * 1024
 HEALTH_PATH = "/healthz"
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON: Headers = [(b"content-type", b"application/json")]
 _EXPOSED = (
     b"x-request-id, x-mindrouter-backend, x-mindrouter-queue-ms, x-mindrouter-reason, retry-after"
 )
-_encode = msgspec.json.Encoder().encode
 _starting = asyncio.Lock()
 
 
 def serves(path: str) -> bool:
     """Whether a path belongs to the gateway; all others are pages and the management API."""
-    return path.startswith("/v1/") or path in (HEALTH_PATH, "/v1")
+    if path.startswith("/v1/") or path in (HEALTH_PATH, "/v1", "/api", "/anthropic"):
+        return True
+    if path.startswith("/api/"):
+        return not path.startswith("/api/admin/") and path != "/api/admin"
+    return path.startswith("/anthropic/")
 
 
 async def running_runtime() -> Runtime:
@@ -85,13 +96,14 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]
         try:
             await _route(client, request_id)
         except GatewayError as error:
-            await _respond_error(client, error)
+            await _respond_error(client, error, request_id)
         except ClientLeftError:
             pass
         except Exception:
             logger.exception("Request %s failed in the router itself", request_id)
             if not client.started:
-                await _respond_error(client, GatewayError("internal_error", "The router failed."))
+                failed = GatewayError("internal_error", "The router failed.")
+                await _respond_error(client, failed, request_id)
 
 
 async def _route(client: Client, request_id: str) -> None:
@@ -107,11 +119,21 @@ async def _route(client: Client, request_id: str) -> None:
     if operation is not None:
         _allow(method, "POST")
         await _serve(client, operation, request_id)
-    elif path == MODELS_PATH or path.startswith(MODELS_PATH + "/"):
-        _allow(method, "GET", "HEAD")
-        await _models(client, path[len(MODELS_PATH) + 1 :])
+    elif path in OLLAMA_PAGES:
+        allowed, page = OLLAMA_PAGES[path]
+        _allow(method, *allowed)
+        await page(client)
+    elif path in ollama.MANAGING or path.startswith("/api/blobs/"):
+        raise ollama.managing_refused()
+    elif path in MINE:
+        _allow(method, "GET")
+        await _tell_owner(client, MINE[path])
+    elif path.startswith(REQUESTS_PATH):
+        _allow(method, "GET")
+        wanted = path[len(REQUESTS_PATH) :]
+        await _tell_owner(client, lambda runtime, key: mine.request(runtime, key, wanted))
     else:
-        raise GatewayError("not_found", f"There is nothing at {path}.")
+        await _models(client, path)
 
 
 def _allow(method: str, *allowed: str) -> None:
@@ -130,7 +152,7 @@ async def _serve(client: Client, operation: Operation, request_id: str) -> None:
         request_id=request_id,
         arrived_at=time.time(),
         client_request_id=own_id if own_id and _CLIENT_REQUEST_ID.fullmatch(own_id) else None,
-        dialect=openai.NAME,
+        dialect=operation.dialect,
         endpoint=operation.name,
         attempts=[],
     )
@@ -146,13 +168,16 @@ async def _serve(client: Client, operation: Operation, request_id: str) -> None:
         record.message, record.ended_at = error.message, time.time()
         runtime.spool.close(record)
         raise
-    await Exchange(runtime, client, operation, key, record).run()
+    kind = Exchange if operation.form is None else FormExchange
+    await kind(runtime, client, operation, key, record).run()
 
 
 def authenticate(runtime: Runtime, client: Client) -> Key:
     """The key that a request carries. Raises: GatewayError."""
     text = _key_text(client)
     if not text:
+        if client.scope["path"].startswith("/api/") and (opened := _opened(runtime, client)):
+            return opened
         raise GatewayError(
             "invalid_api_key",
             "No API key. Send it as 'Authorization: Bearer KEY'.",
@@ -172,6 +197,17 @@ def authenticate(runtime: Runtime, client: Client) -> Key:
     raise GatewayError("invalid_api_key", "The API key is unknown, disabled or expired.")
 
 
+def _opened(runtime: Runtime, client: Client) -> Key | None:
+    """Who Ollama's clients without a key are, where the admin has opened it to them.
+
+    Never a page in somebody's browser, unless its origin is allowed: any page could send requests
+    from within the network.
+    """
+    if b"origin" in client.headers and not _cors_headers(client.scope):
+        return None
+    return runtime.snapshot.open_to
+
+
 def _key_text(client: Client) -> str:
     scheme, _, key = (client.header(b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
@@ -179,49 +215,68 @@ def _key_text(client: Client) -> str:
     return client.header(b"x-api-key") or client.header(b"api-key") or ""
 
 
-async def _models(client: Client, name: str) -> None:
-    runtime = await running_runtime()
-    key = authenticate(runtime, client)
-    models = visible_models(runtime, key.user_id)
-    if name:
-        if name not in models:
-            raise GatewayError("model_not_found", f"There is no model {name!r}.", param="model")
-        document: Any = models[name]
+# ---- what is known
+
+
+async def _models(client: Client, path: str) -> None:
+    """OpenAI's lists, or Anthropic's to its clients. Raises: GatewayError."""
+    start = next((p for p in MODELS_PATHS if path == p or path.startswith(p + "/")), None)
+    if start is None:
+        raise GatewayError("not_found", f"There is nothing at {path}.")
+    _allow(client.scope["method"], "GET", "HEAD")
+    known = await _visible(client)
+    anthropic = start != MODELS_PATHS[0] or b"anthropic-version" in client.headers
+    if name := path[len(start) + 1 :]:
+        await client.respond(200, _JSON, models.one_body(known, name, anthropic=anthropic))
     else:
-        document = {"object": "list", "data": list(models.values())}
-    await client.respond(200, _JSON, _encode(document))
+        await client.respond(200, _JSON, models.list_body(known, anthropic=anthropic))
 
 
-def visible_models(runtime: Runtime, user_id: int) -> dict[str, dict[str, Any]]:
-    """What a user may ask for, by name; aliases win over models of the same name."""
-    snapshot = runtime.snapshot
-    allowed = snapshot.allowed_models.get(user_id)
-    specs: dict[str, ModelSpec] = dict(snapshot.listed_models)
-    for alias in snapshot.aliases:
-        target = snapshot.models.get(runtime.resolve_alias(alias))
-        specs.pop(alias, None)
-        if target is not None:
-            specs[alias] = target
-    return {
-        name: openai.model_object(name, **_facts(spec))
-        for name, spec in sorted(specs.items())
-        if allowed is None or name in allowed
-    }
+async def _visible(client: Client) -> dict[str, ModelSpec]:
+    runtime = await running_runtime()
+    return models.visible_models(runtime, authenticate(runtime, client).user_id)
 
 
-def _facts(spec: ModelSpec) -> dict[str, Any]:
-    able = ("vision", "tools", "json", "embeddings")
-    return {
-        "max_model_len": spec.context_length,
-        "capabilities": {name: getattr(spec, name) for name in able},
-    }
+async def _tags(client: Client) -> None:
+    await client.respond(200, _JSON, models.tags_body(await _visible(client)))
 
 
-async def _respond_error(client: Client, error: GatewayError) -> None:
+async def _ps(client: Client) -> None:
+    known = await _visible(client)
+    await client.respond(200, _JSON, models.ps_body(known, await running_runtime()))
+
+
+async def _show(client: Client) -> None:
+    known = await _visible(client)
+    body = await client.read_body(MAX_SHOW_BYTES)
+    await client.respond(200, _JSON, models.show_body(known, body, await running_runtime()))
+
+
+async def _version(client: Client) -> None:
+    await client.respond(200, _JSON, ollama.version_body())
+
+
+async def _tell_owner(client: Client, page: mine.Page) -> None:
+    runtime = await running_runtime()
+    body = await page(runtime, authenticate(runtime, client))
+    await client.respond(200, _JSON, body)
+
+
+MINE: dict[str, mine.Page] = {"/v1/queue/me": mine.queue, "/v1/usage/me": mine.usage}
+OLLAMA_PAGES: dict[str, tuple[tuple[str, ...], Callable[[Client], Awaitable[None]]]] = {
+    "/api/tags": (("GET", "HEAD"), _tags),
+    "/api/ps": (("GET", "HEAD"), _ps),
+    "/api/show": (("POST",), _show),
+    "/api/version": (("GET", "HEAD"), _version),
+}
+
+
+async def _respond_error(client: Client, error: GatewayError, request_id: str) -> None:
     if client.started:
         await client.cut()
         return
-    await client.respond(error.status, error_headers(error), openai.error_body(error))
+    body = errors_at(client.scope["path"]).body(error, request_id)
+    await client.respond(error.status, error_headers(error), body)
 
 
 # ---- CORS, as configured

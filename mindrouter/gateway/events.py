@@ -8,7 +8,7 @@ search for a word says that it may matter.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -78,6 +78,30 @@ def read_event(event: bytes) -> _Event | None:
         return _event_decoder.decode(b"\n".join(lines))
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+class Events(Protocol):
+    """What a relay must know of a stream in any form. ``EventStream`` says what each means."""
+
+    @property
+    def usage(self) -> Usage | None: ...
+    @property
+    def error(self) -> Any: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def first_token_seen(self) -> bool: ...
+    @property
+    def torn(self) -> bool: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def estimated_tokens(self) -> int: ...
+
+    def feed(self, data: bytes) -> bytes: ...
+    def finish(self) -> bytes: ...
 
 
 class EventStream:

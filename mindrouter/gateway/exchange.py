@@ -16,19 +16,23 @@ from backends.upstream import Response, UpstreamError
 from mindrouter.gateway import failures, recording
 from mindrouter.gateway.client import Client, ClientLeftError, Headers
 from mindrouter.gateway.dialects import openai
+from mindrouter.gateway.dialects.addresses import OPENAI_ERRORS
+from mindrouter.gateway.dialects.form import Errors, Form
+from mindrouter.gateway.endusers import end_user
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.relay import BodyRelay, CutShortError, StreamRelay
 from mindrouter.gateway.requests import Asked
 from scheduler.core.errors import SchedulerError
-from scheduler.core.jobs import Job, Usage
+from scheduler.core.jobs import Job, Unit, Usage
 from scheduler.runtime import Claim, Runtime
 from scheduler.snapshot import Endpoint, Key
 from scheduler.spool import Attempt, Record
 
 logger = logging.getLogger(__name__)
 
-_EVENT_STREAM: Headers = [
+JSON_HEAD = (b"content-type", b"application/json")
+EVENT_STREAM_HEAD: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -42,6 +46,9 @@ class Operation:
     name: str  # as recorded
     path: bytes  # at the backend
     read: Callable[[bytes, str | None], Asked]
+    dialect: str = openai.NAME  # as recorded
+    errors: Errors = OPENAI_ERRORS
+    form: Form | None = None  # None: OpenAI's own, which every backend speaks
 
 
 class Exchange:
@@ -121,20 +128,32 @@ class Exchange:
     def _job(self, asked: Asked) -> Job:
         """The scheduler's view of the request. Raises: GatewayError."""
         snapshot = self.runtime.snapshot
+        model = self._model_of(asked)
         allowed = snapshot.allowed_models.get(self.key.user_id)
-        if allowed is not None and asked.model not in allowed:
+        if allowed is not None and model not in allowed:
             raise GatewayError(
                 "permission_denied", f"The model {asked.model!r} is not open to your group."
             )
         return Job(
             request_id=self.record.request_id,
             user_id=self.key.user_id,
-            unit=self.key.user_id,
-            model_name=self.runtime.resolve_alias(asked.model),
+            unit=self._unit(asked) if self.key.may_name_end_user else self.key.user_id,
+            model_name=self.runtime.resolve_alias(model),
             needs=asked.needs,
             prompt_tokens=asked.prompt_tokens,
             max_tokens=asked.max_tokens,
             cache_key=asked.cache_key,
+        )
+
+    def _model_of(self, asked: Asked) -> str:
+        """The name that the model or alias is configured by."""
+        return asked.model
+
+    def _unit(self, asked: Asked) -> Unit:
+        """The end user behind a trusted key, if the request names one (R15)."""
+        self.record.end_user = end_user(self.client, asked)
+        return (
+            (self.key.user_id, self.record.end_user) if self.record.end_user else self.key.user_id
         )
 
     # ---- attempts
@@ -179,7 +198,7 @@ class Exchange:
         patience = self.runtime.snapshot.keepalive_after - (time.monotonic() - self.started)
         while await claim.wait(max(0.0, patience)) is None:
             if not self.client.started:
-                await self.client.start_stream(200, [*_EVENT_STREAM, *self._headers(claim)])
+                await self.client.start_stream(200, [*EVENT_STREAM_HEAD, *self._headers(claim)])
             await self.client.write(openai.waiting_comment(*self.runtime.position(claim)))
             patience = interval
 
@@ -216,15 +235,16 @@ class Exchange:
     ) -> Failure | None:
         lease = claim.lease
         assert lease is not None  # noqa: S101  waited for
+        path, body = self._message(asked, endpoint, lease.model_name)
         response = await self.runtime.upstream.send(
             endpoint.origin,
             method=b"POST",
-            path=self.operation.path,
+            path=path,
             headers=endpoint.headers
             + b"x-request-id: "
             + self.record.request_id.encode()
             + b"\r\n",
-            body=asked.body_for(lease.model_name),
+            body=body,
             connect_timeout=endpoint.connect_timeout,
             first_byte_timeout=endpoint.first_byte_timeout,
             chunk_timeout=endpoint.chunk_timeout,
@@ -237,25 +257,34 @@ class Exchange:
             self.record.first_byte_at = self.timeline.wall(time.monotonic())
             return await self._relay(claim, asked, endpoint, response)
 
+    def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, bytes]:
+        """The path and the body that this backend gets."""
+        return self.operation.path, asked.body_for(model_name)
+
     async def _relay(
         self, claim: Claim, asked: Asked, endpoint: Endpoint, response: Response
     ) -> Failure | None:
         kind = (response.header(b"content-type") or b"").lower()
         if response.header(b"content-encoding") not in (None, b"identity"):
             return failures.not_an_answer(endpoint, "sent a compressed answer unasked")
-        if asked.stream and kind.startswith(b"text/event-stream"):
-            head = [*_EVENT_STREAM, *self._headers(claim)]
-            relay: StreamRelay | BodyRelay = StreamRelay(self, claim, asked, endpoint, head)
-        elif b"json" in kind and not self.client.started:
-            head = [(b"content-type", b"application/json"), *self._headers(claim)]
-            relay = BodyRelay(self, claim, asked, endpoint, head)
-        else:
+        relay = self.relay = self._relay_of(kind, claim, asked, endpoint)
+        if relay is None:
             return failures.not_an_answer(endpoint, "sent something that is no completion")
-        self.relay = relay
         failure = await relay.run(response)
         if failure is None:
             self.runtime.mark_ok(endpoint.backend_id)
         return failure
+
+    def _relay_of(
+        self, kind: bytes, claim: Claim, asked: Asked, endpoint: Endpoint
+    ) -> StreamRelay | BodyRelay | None:
+        """What relays an answer of this content type. None: nothing can."""
+        if asked.stream and kind.startswith(b"text/event-stream"):
+            head = [*EVENT_STREAM_HEAD, *self._headers(claim)]
+            return StreamRelay(self, claim, asked, endpoint, head)
+        if b"json" in kind and not self.client.started:
+            return BodyRelay(self, claim, asked, endpoint, [JSON_HEAD, *self._headers(claim)])
+        return None
 
     def _mark(self, backend_id: int, failure: Failure) -> None:
         if failure.verdict == "failed":
@@ -314,14 +343,17 @@ class Exchange:
         if self.client.started and isinstance(self.relay, BodyRelay):
             await self.client.cut()  # nothing can be added to half a JSON document
         elif self.client.started:
-            await self.client.end_and_close(openai.error_event(error))
+            await self.client.end_and_close(self._error_event(error))
         else:
             await self.respond_error(error)
+
+    def _error_event(self, error: GatewayError) -> bytes:
+        return self.operation.errors.event(error, self.record.request_id)
 
     async def respond_error(self, error: GatewayError) -> None:
         """An error as a response of its own."""
         headers = [*error_headers(error), *self._headers_of_record()]
-        body = openai.error_body(error)
+        body = self.operation.errors.body(error, self.record.request_id)
         if self.client.unread:
             await self.client.respond_unread(error.status, headers, body)
         else:

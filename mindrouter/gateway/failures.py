@@ -114,7 +114,9 @@ async def _read_refusal(response: Response) -> bytes:
 
 
 def from_event(error: Any, endpoint: Endpoint) -> Failure:
-    """A stream whose first event was an error."""
+    """A stream whose first event was an error, or could not be translated."""
+    if isinstance(error, GatewayError):
+        return Failure(error, "none", "elsewhere")
     details = error if isinstance(error, dict) else {"message": error}
     message = _without_address(str(details.get("message") or error)[:2000], endpoint.origin)
     status = details.get("code") or details.get("status") or details.get("status_code")

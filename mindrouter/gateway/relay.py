@@ -18,7 +18,7 @@ from backends.upstream import Response, UpstreamError
 from mindrouter.gateway import failures
 from mindrouter.gateway.client import Headers
 from mindrouter.gateway.errors import GatewayError
-from mindrouter.gateway.events import EventStream, read_usage
+from mindrouter.gateway.events import Events, EventStream, read_usage
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.requests import Asked, estimate_tokens
 from scheduler.core.jobs import Usage
@@ -41,7 +41,8 @@ PROGRESS_TOKENS = 32
 END_SECONDS = 1.0
 
 _NULL = msgspec.Raw(b"null")
-_DATA_LINE = re.compile(rb"^data:", re.MULTILINE)
+#: What a stream says something with: an event's data, or a line of JSON.
+_DATA_LINE = re.compile(rb"^(?:data:|\{)", re.MULTILINE)
 
 
 class CutShortError(GatewayError):
@@ -54,14 +55,20 @@ class StreamRelay:
     __slots__ = ("_asked", "_claim", "_endpoint", "_events", "_exchange", "_head", "_reported")
 
     def __init__(
-        self, exchange: Exchange, claim: Claim, asked: Asked, endpoint: Endpoint, head: Headers
+        self,
+        exchange: Exchange,
+        claim: Claim,
+        asked: Asked,
+        endpoint: Endpoint,
+        head: Headers,
+        events: Events | None = None,
     ) -> None:
         self._exchange = exchange
         self._claim = claim
         self._asked = asked
         self._endpoint = endpoint
         self._head = head
-        self._events = EventStream(hide_usage=not asked.wants_usage)
+        self._events: Events = events or EventStream(hide_usage=not asked.wants_usage)
         self._reported = 0
 
     async def run(self, response: Response) -> Failure | None:
@@ -259,6 +266,14 @@ class BodyRelay:
     def delivered(self) -> Usage | None:
         """What the client has had of an answer that is not whole; None: nothing."""
         return self._estimate(b"") if self._sent else None
+
+
+def usage_of(body: bytes) -> Usage | None:
+    """What a whole answer tells of its usage."""
+    try:
+        return read_usage(_decode_answer(body).usage)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def _text_tokens(body: bytes) -> int:

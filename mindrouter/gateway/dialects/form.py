@@ -18,6 +18,8 @@ from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.requests import Asked
 from scheduler.core.jobs import Usage
 
+#: Makes an answer that needs no backend.
+OwnAnswer = Callable[[Reply], bytes]
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 NDJSON = b"application/x-ndjson"
 
@@ -31,6 +33,10 @@ class Errors:
     event: Callable[[GatewayError, str], bytes]
 
 
+def no_own_answer(asked: Asked) -> OwnAnswer | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """How the requests of one address are read, passed on and answered.
@@ -39,6 +45,8 @@ class Form:
     (``Asked.body_for``) at ``path``; ``watch`` then finds usage and end in its stream and
     ``usage_in`` in its whole answer. Any other backend gets what ``translate`` makes, and its
     answer is made into the client's form by ``whole`` or, event by event, by ``stream``.
+    ``own_answer`` is for requests that need no model at all: where the leased backend does not
+    speak the form, the router answers them itself.
     """
 
     dialect: str  # as recorded
@@ -53,6 +61,7 @@ class Form:
     watch: Callable[[Asked, str], NativeStream] | None  # (asked, engine)
     errors: Errors
     stream_type: bytes = EVENT_STREAM
+    own_answer: Callable[[Asked], OwnAnswer | None] = no_own_answer
 
     @property
     def takes_comments(self) -> bool:

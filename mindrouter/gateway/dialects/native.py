@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindrouter.gateway.dialects.splitter import Splitter
+from mindrouter.gateway.errors import GatewayError
 from scheduler.core.jobs import Usage
 
 
@@ -22,7 +23,7 @@ class NativeStream:
 
     def __init__(self, *, prompt_tokens: int) -> None:
         self.usage: Usage | None = None
-        self.error: Any = None  # the backend's own error, as parsed; never passed on
+        self.error: Any = None  # the backend's own, as parsed, or a GatewayError; not passed on
         self.done = False  # the event that ends the form has come
         self.first_token_seen = False
         self.torn = False  # events are only ever passed on whole
@@ -31,8 +32,13 @@ class NativeStream:
         self._events = 0  # those with content
 
     def feed(self, data: bytes) -> bytes:
-        """Whole events to pass on now; nothing after an error or the end. Raises: GatewayError."""
-        return b"".join(self._kept(self._split.events(data)))
+        """Whole events to pass on now; nothing after an error or the end."""
+        try:
+            events = self._split.events(data)
+        except GatewayError as error:
+            self.error = self.error or error
+            return b""
+        return b"".join(self._kept(events))
 
     def finish(self) -> bytes:
         """What is left when the backend has ended: an event that lacks but its end."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mindrouter.gateway.dialects.anthropic.errors import error_body, error_event
 from mindrouter.gateway.dialects.anthropic.native import MessageEvents, usage_in_answer
-from mindrouter.gateway.dialects.anthropic.reading import read_messages
+from mindrouter.gateway.dialects.anthropic.reading import read_count_tokens, read_messages
 from mindrouter.gateway.dialects.anthropic.request import to_chat
-from mindrouter.gateway.dialects.anthropic.response import from_chat
+from mindrouter.gateway.dialects.anthropic.response import count_tokens_body, from_chat
 from mindrouter.gateway.dialects.anthropic.stream import MessageStream
-from mindrouter.gateway.dialects.form import Errors, Form
+from mindrouter.gateway.dialects.form import Errors, Form, OwnAnswer
 from mindrouter.gateway.dialects.translation import Reply, Timings
 from mindrouter.gateway.requests import Asked
 from scheduler.core.jobs import Usage
@@ -50,4 +50,33 @@ MESSAGES = Form(
     watch=_watch,
     errors=ERRORS,
 )
-FORMS = {"/v1/messages": MESSAGES, "/anthropic/v1/messages": MESSAGES}
+
+
+def _count(asked: Asked) -> OwnAnswer:
+    return lambda reply: count_tokens_body(asked.prompt_tokens)
+
+
+def _counted(body: bytes, asked: Asked, engine: str) -> Usage:
+    """Counting is free: no model reads the prompt."""
+    return Usage(prompt_tokens=0, completion_tokens=0)
+
+
+COUNT_TOKENS = Form(
+    dialect=NAME,
+    operation="messages.count_tokens",
+    path=b"/v1/messages/count_tokens",
+    speakers=COUNTERS,
+    read=read_count_tokens,
+    translate=to_chat,
+    whole=_whole,
+    usage_in=_counted,
+    stream=None,
+    watch=None,
+    errors=ERRORS,
+    own_answer=_count,
+)
+FORMS = {
+    f"{start}{form.path.decode()}": form
+    for start in ("", "/anthropic")
+    for form in (MESSAGES, COUNT_TOKENS)
+}

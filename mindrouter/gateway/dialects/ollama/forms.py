@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mindrouter.gateway.dialects.form import NDJSON, Errors, Form
+from mindrouter.gateway.dialects.form import NDJSON, Errors, Form, OwnAnswer
 from mindrouter.gateway.dialects.ollama import reading, request, response
 from mindrouter.gateway.dialects.ollama.errors import error_body, error_event
 from mindrouter.gateway.dialects.ollama.native import ChatLines, usage_in_answer
@@ -41,6 +41,18 @@ def _stream(form: response.Form) -> Callable[[Reply], LineStream]:
     return stream
 
 
+def _loading(form: response.Form, prompt_field: str) -> Callable[[Asked], OwnAnswer | None]:
+    """A request without a prompt asks for a model to be loaded, which is its server's business."""
+
+    def own_answer(asked: Asked) -> OwnAnswer | None:
+        wanted = reading.asks_to_load(asked, prompt_field)
+        if wanted is None:
+            return None
+        return lambda reply: response.load_body(reply, form, wanted)
+
+    return own_answer
+
+
 CHAT = Form(
     dialect=NAME,
     operation="ollama.chat",
@@ -54,6 +66,7 @@ CHAT = Form(
     watch=_watch,
     errors=ERRORS,
     stream_type=NDJSON,
+    own_answer=_loading("chat", "messages"),
 )
 GENERATE = Form(
     dialect=NAME,
@@ -68,6 +81,7 @@ GENERATE = Form(
     watch=_watch,
     errors=ERRORS,
     stream_type=NDJSON,
+    own_answer=_loading("generate", "prompt"),
 )
 EMBED = Form(
     dialect=NAME,

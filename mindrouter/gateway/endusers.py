@@ -1,0 +1,38 @@
+"""The end user that a request comes from, behind a key that is trusted to name it (R15)."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import msgspec
+from django.conf import settings
+
+from mindrouter.gateway.client import Client
+from mindrouter.gateway.requests import Asked, typed_field
+
+#: As long as the record has room for.
+MAX_NAME = 200
+#: OpenAI's fields, the newer one first.
+_FIELDS = ("safety_identifier", "user")
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
+
+
+def end_user(client: Client, asked: Asked) -> str:
+    """A header's value, else what the body says in OpenAI's or Anthropic's way; empty: nobody.
+
+    Open WebUI percent-encodes what a header cannot carry. Raises: GatewayError, for a field of
+    another type.
+    """
+    for name in settings.END_USER_HEADERS:
+        if value := client.header(name.lower().encode("latin-1", "replace")):
+            return unquote(value)[:MAX_NAME]
+    for field in _FIELDS:
+        if value := typed_field(asked.fields, field, str, "a text"):
+            return str(value)[:MAX_NAME]
+    if "max_tokens" in asked.fields and "metadata" in asked.fields:
+        metadata = typed_field(asked.fields, "metadata", _Metadata, "an object")
+        return ((metadata and metadata.user_id) or "")[:MAX_NAME]
+    return ""
