@@ -169,6 +169,7 @@ class Runtime:
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._view: LiveView | None = None
+        self._telemetry: dict[int, Telemetry] = {}
 
     # ---- life
 
@@ -178,7 +179,6 @@ class Runtime:
         global _current
         runtime = cls()
         try:
-        self._telemetry: dict[int, Telemetry] = {}
             snapshot, telemetry, checkpoint = await runtime._ask_database(_load_everything)
         except BaseException:
             runtime.spool.stop()
@@ -290,6 +290,11 @@ class Runtime:
         """Jobs until this one is served, itself included, and an estimate in seconds."""
         return self.scheduler.position(claim.ticket, time.monotonic())
 
+    def estimate(self, request_id: str) -> float | None:
+        """Seconds until this waiting job is served, as far as can be told."""
+        claim = self._claims.get(request_id)
+        return None if claim is None else self.position(claim)[1]
+
     def resolve_alias(self, name: str) -> str:
         """The model that ``name`` stands for: an alias's first target that a backend can serve
         now, busy or not; else the first that one lists, else the first that one has."""
@@ -301,22 +306,8 @@ class Runtime:
             for target in targets:
                 if target in known and target in names:
                     return target
-    def estimate(self, request_id: str) -> float | None:
-        """Seconds until this waiting job is served, as far as can be told."""
-        claim = self._claims.get(request_id)
-        return None if claim is None else self.position(claim)[1]
-
         return targets[0]
 
-    def cancel_serving(self) -> None:
-        """End every request under way, as at the end of a shutdown's patience."""
-        for task in self.serving:
-            task.cancel()
-
-    def _pump(self, now: float) -> None:
-        for ticket in self.scheduler.pump(now):
-            if ticket.owner is not None:
-                ticket.owner.wake()
     def _served_models(self) -> set[str]:
         """The models of the backends that are neither failed nor down."""
         states = self.scheduler.backend_states(time.monotonic())
@@ -327,6 +318,15 @@ class Runtime:
         """What backends have in memory, as they name it, by the last poll of each."""
         return set().union(*(t.loaded_models or () for t in self._telemetry.values()))
 
+    def cancel_serving(self) -> None:
+        """End every request under way, as at the end of a shutdown's patience."""
+        for task in self.serving:
+            task.cancel()
+
+    def _pump(self, now: float) -> None:
+        for ticket in self.scheduler.pump(now):
+            if ticket.owner is not None:
+                ticket.owner.wake()
         self._arm(now)
 
     def _arm(self, now: float) -> None:
@@ -467,6 +467,7 @@ class Runtime:
 
     def _observe(self, telemetry: list[BackendTelemetry], now: float) -> None:
         to_monotonic = now - time.time()
+        self._telemetry = {known.backend_id: known.telemetry for known in telemetry}
         for known in telemetry:
             moment = min(now, known.observed_at + to_monotonic)
             self.scheduler.observe(known.backend_id, known.at(moment))
@@ -491,7 +492,6 @@ class Runtime:
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             self.spool.announce()
-        self._telemetry = {known.backend_id: known.telemetry for known in telemetry}
 
     async def _sync_records(self) -> None:
         while True:
