@@ -7,3 +7,5 @@ from django.db import models
 
 class NumbersField(models.JSONField):
     """A list of whole numbers, or null."""
+
+    empty_values = (None, "")  # an empty list is a value: the validators look at it
