@@ -7,13 +7,15 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import django
 import pytest
 import uvloop
+from django.contrib.auth.management import create_permissions
+from django.db.models.signals import post_migrate
 
 # Before Django reads its settings: nothing of a test may touch a real data folder.
 # (They are named and read here: pytest-django reads those named in pyproject.toml before this.)
@@ -42,8 +44,18 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.fixture
+def quick_flush() -> Iterator[None]:
+    """Emptying the database makes Django's permissions anew each time, which nobody uses here and
+    which would take most of a test's time."""
+    uid = "django.contrib.auth.management.create_permissions"
+    post_migrate.disconnect(dispatch_uid=uid)
+    yield
+    post_migrate.connect(create_permissions, dispatch_uid=uid)
+
+
+@pytest.fixture
 async def router(
-    transactional_db: None, settings: Any, tmp_path: Path
+    quick_flush: None, transactional_db: None, settings: Any, tmp_path: Path
 ) -> AsyncIterator[RunningRouter]:
     """The real router, in the test's own event loop, with a database and spool of its own."""
     from tests.running import running_router

@@ -21,7 +21,7 @@ from django.db import connection
 from scheduler.loading import load
 from scheduler.models import Decision
 from tests.factories import make_api_key, make_backend, make_group, make_user
-from tests.running import RawClient
+from tests.running import NO_TLS, RawClient
 
 #: What runs daphne. A stream with the word "explode" in it meets a fault of our own.
 DAPHNE = """
@@ -56,6 +56,7 @@ class RouterProcess:
             headers={"Authorization": f"Bearer {key}"},
             timeout=20,
             trust_env=False,
+            verify=NO_TLS,
         )
         self.process: asyncio.subprocess.Process
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +27,8 @@ from tests.stubs.openai_stub import OpenAIStub
 
 T = TypeVar("T")
 HELLO = [{"role": "user", "content": "Hello"}]
+#: Made once: httpx would load the system's certificates for each client.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class RunningRouter:
@@ -118,6 +121,7 @@ class RunningRouter:
             headers={"Authorization": f"Bearer {key}"},
             timeout=20,
             trust_env=False,
+            verify=NO_TLS,
             limits=httpx.Limits(max_connections=None),
         )
 

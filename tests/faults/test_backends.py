@@ -342,38 +342,31 @@ async def test_a_retry_keeps_its_place_in_the_order(
 # ---- B26: refusals keep their status
 
 
+REFUSALS = [
+    (400, "This model's maximum context length is 4096 tokens.", "context_length_exceeded"),
+    (400, "temperature must be in [0, 2]", "invalid_request"),
+    (404, "The model `m` does not exist.", "model_not_found"),
+    (404, "Not Found", "invalid_request"),
+    (413, "too large", "body_too_large"),
+    (422, "Input should be a valid list", "invalid_request"),
+    (418, "teapot", "invalid_request"),
+]
+
+
 @both
-@pytest.mark.parametrize(
-    ("status", "message", "code"),
-    [
-        (400, "This model's maximum context length is 4096 tokens.", "context_length_exceeded"),
-        (400, "temperature must be in [0, 2]", "invalid_request"),
-        (404, "The model `m` does not exist.", "model_not_found"),
-        (404, "Not Found", "invalid_request"),
-        (413, "too large", "body_too_large"),
-        (422, "Input should be a valid list", "invalid_request"),
-        (418, "teapot", "invalid_request"),
-    ],
-)
 async def test_a_backends_refusal_keeps_its_status_and_message(
-    router: RunningRouter,
-    stub: OpenAIStub,
-    one: int,
-    second: OpenAIStub,
-    streamed: bool,
-    status: int,
-    message: str,
-    code: str,
+    router: RunningRouter, stub: OpenAIStub, one: int, second: OpenAIStub, streamed: bool
 ) -> None:
-    stub.then(refuse(status, message))
-    response = await router.chat(stream=streamed)
-    assert error(response, status, code)["message"] == message
+    for status, message, code in REFUSALS:
+        stub.then(refuse(status, message))
+        response = await router.chat(stream=streamed)
+        assert error(response, status, code)["message"] == message
     assert second.calls == []
     assert router.state_of(one) != "failed"
-    record = await router.record()
-    assert (record.outcome, record.status, record.reason) == ("failed", status, code)
-    assert record.charged_tokens == 0
-    assert record.attempts[0]["status"] == status
+    for record, (status, _, code) in zip(await router.records(), REFUSALS, strict=True):
+        assert (record.outcome, record.status, record.reason) == ("failed", status, code)
+        assert record.charged_tokens == 0
+        assert record.attempts[0]["status"] == status
 
 
 @both
@@ -387,14 +380,16 @@ async def test_a_full_backend_without_alternative_says_when_to_come_again(
     assert len(stub.calls) == 1
 
 
-@pytest.mark.parametrize("hint", ["soon", "-1", "9" * 400, "²", "Sun, 29 Nov 2026 12:00:00 GMT"])
 async def test_a_strange_retry_after_is_passed_over(
-    router: RunningRouter, stub: OpenAIStub, one: int, hint: str
+    router: RunningRouter, stub: OpenAIStub, settings: Any
 ) -> None:
-    stub.then(*[respond(503, b"{}", JSON, ("Retry-After", hint))] * 3)
-    response = await router.chat()
-    error(response, 503, "no_backend_available")
-    assert response.headers["retry-after"] == "1"
+    settings.BACKEND_MAX_ATTEMPTS = 1
+    for n, hint in enumerate(("soon", "-1", "9" * 400, "\xb2", "Sun, 29 Nov 2026 12:00:00 GMT")):
+        await router.backend(stub, models=(f"m{n}",))  # the others are left alone for a moment
+        stub.then(respond(503, b"{}", JSON, ("Retry-After", hint)))
+        response = await router.chat(model=f"m{n}")
+        error(response, 503, "no_backend_available")
+        assert response.headers["retry-after"] == "1"
 
 
 async def test_an_unreachable_backend_is_an_openai_error_without_its_address(
@@ -431,32 +426,31 @@ async def test_a_refusal_of_the_routers_own_key_is_not_the_clients_fault(
     assert "sk-backend" not in response.text
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (b'{"detail":"Not Found"}', JSON),
-        (b'{"error":"model is warming up"}', JSON),
-        (b'{"error":{"message":{"nested":["x"]}}}', JSON),
-        (b'{"detail":[{"loc":["body"],"msg":"field required"}]}', JSON),
-        (b'"just a text"', JSON),
-        (b"[1]", JSON),
-        (b"[" * 100_000, JSON),
-        (b"\xff\xfe", JSON),
-        (HTML, WEB),
-        (b"", WEB),
-        (b'{"error":{"message":"' + b"x" * 3_000_000 + b'"}}', JSON),
-    ],
-)
+ODD_REFUSALS = [
+    (b'{"detail":"Not Found"}', JSON),
+    (b'{"error":"model is warming up"}', JSON),
+    (b'{"error":{"message":{"nested":["x"]}}}', JSON),
+    (b'{"detail":[{"loc":["body"],"msg":"field required"}]}', JSON),
+    (b'"just a text"', JSON),
+    (b"[1]", JSON),
+    (b"[" * 100_000, JSON),
+    (b"\xff\xfe", JSON),
+    (HTML, WEB),
+    (b"", WEB),
+    (b'{"error":{"message":"' + b"x" * 3_000_000 + b'"}}', JSON),
+]
+
+
 async def test_a_refusal_in_any_form_becomes_openais(
-    router: RunningRouter, stub: OpenAIStub, one: int, data: bytes, kind: tuple[str, str]
+    router: RunningRouter, stub: OpenAIStub, one: int
 ) -> None:
-    stub.then(respond(400, data, kind))
-    response = await router.chat()
-    found = error(response, 400, "invalid_request")
-    assert isinstance(found["message"], str)
-    assert "<html>" not in found["message"]
-    assert len(found["message"]) <= 2000
-    assert router.state_of(one) != "failed"
+    for data, kind in ODD_REFUSALS:
+        stub.then(respond(400, data, kind))
+        found = error(await router.chat(), 400, "invalid_request")
+        assert isinstance(found["message"], str)
+        assert "<html>" not in found["message"]
+        assert len(found["message"]) <= 2000
+        assert router.state_of(one) != "failed"
 
 
 async def test_a_refusal_that_lies_about_its_length_is_still_a_refusal(
@@ -564,23 +558,22 @@ NONSENSE: dict[str, Behaviour] = {
 
 
 @both
-@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE.keys())
 async def test_nonsense_is_an_error_of_the_backends(
-    router: RunningRouter, stub: OpenAIStub, one: int, nonsense: Behaviour, streamed: bool
+    router: RunningRouter, stub: OpenAIStub, one: int, streamed: bool
 ) -> None:
-    stub.then(nonsense)
-    response = await router.chat(stream=streamed)
-    error(response, 502, "upstream_invalid")
-    assert "html" not in response.text
-    assert "location" not in response.headers
-    record = await router.record()
-    assert (record.outcome, record.reason, record.charged_tokens) == (
-        "failed",
-        "upstream_invalid",
-        0,
-    )
-    assert len(stub.calls) == 1
+    for count, nonsense in enumerate(NONSENSE.values(), 1):
+        stub.then(nonsense)
+        response = await router.chat(stream=streamed)
+        error(response, 502, "upstream_invalid")
+        assert "html" not in response.text
+        assert "location" not in response.headers
+        assert len(stub.calls) == count
     assert (await router.chat()).status_code == 200
+    *records, _ = await router.records()
+    assert len(records) == len(NONSENSE)
+    for record in records:
+        assert (record.outcome, record.reason) == ("failed", "upstream_invalid")
+        assert record.charged_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -614,24 +607,26 @@ async def test_an_error_with_status_200_is_an_error(
     assert error(await router.chat(), 502, "upstream_error")["message"] == "CUDA out of memory"
 
 
-@pytest.mark.parametrize(
-    ("told", "status", "code"),
-    [
-        ({"message": "no", "type": "BadRequestError", "code": 400}, 400, "invalid_request"),
-        ({"message": "no", "code": 429}, 429, "rate_limit_exceeded"),
-        ({"message": "no", "code": 500}, 502, "upstream_error"),
-        ({"message": "no", "code": "weird"}, 502, "upstream_error"),
-        ("no", 502, "upstream_error"),
-        ({"message": "no", "code": True}, 502, "upstream_error"),
-        ({"message": "no", "code": 99}, 502, "upstream_error"),
-    ],
-)
+FIRST_ERRORS: list[tuple[Any, int, str]] = [
+    ({"message": "no", "type": "BadRequestError", "code": 400}, 400, "invalid_request"),
+    ({"message": "no", "code": 500}, 502, "upstream_error"),
+    ({"message": "no", "code": "weird"}, 502, "upstream_error"),
+    ("no", 502, "upstream_error"),
+    ({"message": "no", "code": True}, 502, "upstream_error"),
+    ({"message": "no", "code": 99}, 502, "upstream_error"),
+    ({"message": "no", "code": 429}, 429, "rate_limit_exceeded"),
+]
+
+
 async def test_a_stream_whose_first_event_is_an_error_has_an_error_status(
-    router: RunningRouter, stub: OpenAIStub, one: int, told: Any, status: int, code: str
+    router: RunningRouter, stub: OpenAIStub, settings: Any
 ) -> None:
-    stub.then(*[stream(b": hello\n\n", sse({"error": told}), b"data: [DONE]\n\n")] * 3)
-    assert error(await router.chat(stream=True), status, code)["message"] == "no"
-    assert (await router.records())[0].charged_tokens == 0
+    settings.BACKEND_MAX_ATTEMPTS = 1
+    await router.backend(stub, "a")
+    for told, status, code in FIRST_ERRORS:
+        stub.then(stream(b": hello\n\n", sse({"error": told}), b"data: [DONE]\n\n"))
+        assert error(await router.chat(stream=True), status, code)["message"] == "no"
+    assert {r.charged_tokens for r in await router.records()} == {0}
 
 
 async def test_an_error_within_a_stream_is_told_once_and_in_openais_form(

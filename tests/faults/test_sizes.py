@@ -123,13 +123,12 @@ async def test_a_client_that_goes_on_sending_is_hung_up_on(
     async with await router.raw() as client:
         client.send("POST /v1/chat/completions", {"Content-Length": str(10**12)})
         await client.response()
-        with pytest.raises((ConnectionError, TimeoutError)):  # noqa: PT012
+        with pytest.raises((ConnectionError, RuntimeError)):  # noqa: PT012
             async with asyncio.timeout(3.0):
                 while True:
                     client.writer.write(b"x" * 65536)
                     await client.writer.drain()
                     await asyncio.sleep(0.005)
-        assert client.writer.is_closing() or client.reader.at_eof()
 
 
 async def test_a_smaller_limit_is_in_force_as_soon_as_it_is_saved(

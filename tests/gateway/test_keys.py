@@ -134,33 +134,32 @@ WEIGHTS = [Decimal(0), Decimal("0.5"), Decimal(1_000_000_000), Decimal("0.000001
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("override", [*WEIGHTS, "none"])
 async def test_any_weight_that_may_be_set_serves(
-    router: RunningRouter, stub: OpenAIStub, weight: Any, override: Any
+    router: RunningRouter, stub: OpenAIStub, weight: Decimal | None
 ) -> None:
-    def change() -> None:
-        Group.objects.update(scheduler_weight=weight)
-        if override != "none":
-            Quota.objects.create(user=User.objects.get(), weight_override=override)
-
-    await router.change(change)
-    answers = await asyncio.gather(*(router.chat(stream=bool(n % 2)) for n in range(6)))
-    assert {a.status_code for a in answers} == {200}
-    expected = 1 if weight is None else float(weight)
-    if override not in ("none", None):
-        expected = float(override)
-    assert {r.user_weight for r in await router.records()} == {expected}
+    await router.change(lambda: Group.objects.update(scheduler_weight=weight))
+    for override in ("none", *WEIGHTS):
+        await router.change(override_weight, override)
+        answers = await asyncio.gather(*(router.chat(stream=bool(n % 2)) for n in range(6)))
+        assert {a.status_code for a in answers} == {200}
+        in_force = weight if override in ("none", None) else override
+        expected = 1.0 if in_force is None else float(in_force)
+        assert {r.user_weight for r in (await router.records())[-6:]} == {expected}
 
 
-@pytest.mark.parametrize("weight", ["-1", "NaN", "1000000001", "-0.000001"])
-async def test_a_weight_that_may_not_be_set_changes_nothing(
-    router: RunningRouter, weight: str
-) -> None:
-    def attempt() -> None:
+def override_weight(override: Any) -> None:
+    if override != "none":
+        defaults = {"weight_override": override}
+        Quota.objects.update_or_create(user=User.objects.get(), defaults=defaults)
+
+
+async def test_a_weight_that_may_not_be_set_changes_nothing(router: RunningRouter) -> None:
+    def attempt(weight: str) -> None:
         with pytest.raises((IntegrityError, ValidationError)), transaction.atomic():
-            Group.objects.update(scheduler_weight=Decimal(weight))
+            Group.objects.filter(name="ada").update(scheduler_weight=Decimal(weight))
 
-    await router.change(attempt)
+    for weight in ("-1", "NaN", "1000000001", "-0.000001"):
+        await router.change(attempt, weight)
     assert (await router.chat()).status_code == 200
     assert (await router.record()).user_weight == 1
 
