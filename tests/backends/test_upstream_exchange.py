@@ -297,8 +297,12 @@ async def test_a_body_without_length_ends_with_the_connection(client: Client) ->
         assert client.idle(stub.url) == 0
 
 
-async def test_the_answer_to_a_head_request_has_no_body(client: Client) -> None:
-    async with await ScriptedStub.start(raw(head(200, [("Content-Length", "9")]))) as stub:
+@pytest.mark.parametrize("sent_all_the_same", [b"", b"surplus!!"])
+async def test_the_answer_to_a_head_request_has_no_body(
+    client: Client, sent_all_the_same: bytes
+) -> None:
+    data = head(200, [("Content-Length", "9")]) + sent_all_the_same
+    async with await ScriptedStub.start(raw(data)) as stub:
         response = await client.send(stub.url, method=b"HEAD", body=b"")
         assert response.header(b"content-length") == b"9"
         assert await response.read_all(100) == b""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from backends import dial
+from backends.connection import Connection
 from backends.upstream import (
     ConnectFailed,
     EndedEarly,
@@ -308,6 +309,20 @@ async def test_silence_in_the_body_ends_at_the_limit_between_chunks(client: Clie
         await stub.until_open(0)
 
 
+async def test_the_limit_between_chunks_holds_from_the_first_one_on(client: Client) -> None:
+    async def script(conn: StubConnection) -> None:
+        await conn.read_request()
+        await asyncio.sleep(0.25)
+        await conn.write(CHUNKED, chunk(b"a"))
+        await conn.stall()
+
+    async with await ScriptedStub.start(script) as stub:
+        started = time.monotonic()
+        body, error = await read_until_fault(client, stub.url, first_byte=15, between=0.1)
+        assert (body, type(error)) == (b"a", Stalled)
+        assert time.monotonic() - started < 2
+
+
 async def test_a_slow_but_steady_stream_is_no_fault(client: Client) -> None:
     async def script(conn: StubConnection) -> None:
         await conn.read_request()
@@ -339,9 +354,30 @@ async def test_a_slow_reader_is_not_the_servers_silence(client: Client) -> None:
             await response.read()
 
 
+async def test_after_a_pause_for_a_slow_reader_the_silence_counts_anew(client: Client) -> None:
+    async with await ScriptedStub.start(
+        after_request(CHUNKED + chunk(b"x" * (Connection.HIGH_WATER_BYTES + 1)))
+    ) as stub:
+        with await client.send(stub.url, between=10) as response:
+            [connection] = client.pool._open[stub.url]
+            async with asyncio.timeout(5):
+                while not connection._reading_paused:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            connection._stamp -= 1000
+            connection._check()
+            connection._check()
+            while response.buffered:
+                await response.read()
+            connection._check()
+            connection._check()
+            assert not connection.closed
+
+
+@pytest.mark.parametrize("moment", ["in a task", "in a callback"])
 async def test_bytes_that_came_while_this_process_stood_still_are_no_silence(
-    client: Client,
+    client: Client, moment: str
 ) -> None:
+    """Where the loop stands still decides whether it looks at timers or at sockets next."""
     listener = socket.create_server(("127.0.0.1", 0))
     read_on = threading.Event()
 
@@ -354,16 +390,29 @@ async def test_bytes_that_came_while_this_process_stood_still_are_no_silence(
         sock.recv(1)
         sock.close()
 
+    def stand_still() -> None:
+        read_on.set()
+        time.sleep(0.3)
+
+    ours, theirs = socket.socketpair()
     server = threading.Thread(target=serve)
     server.start()
     response = await client.send(f"http://127.0.0.1:{listener.getsockname()[1]}", between=0.1)
     assert await response.read() == b"a"
-    read_on.set()
-    time.sleep(0.3)  # noqa: ASYNC251  (this is the standstill)
-    assert await response.read_all(10) == b"b"
-    await client.pool.close()
-    server.join()
-    listener.close()
+    if moment == "in a task":
+        stand_still()
+    else:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, lambda: (loop.remove_reader(ours), stand_still()))
+        theirs.send(b"x")
+    try:
+        assert await response.read_all(10) == b"b"
+    finally:
+        read_on.set()
+        await client.pool.close()
+        server.join()
+        for sock in (listener, ours, theirs):
+            sock.close()
 
 
 # Early ends
@@ -466,6 +515,7 @@ GARBAGE = {
     "status 42": b"HTTP/1.1 42 OK\r\nContent-Length: 0\r\n\r\n",
     "status 999": b"HTTP/1.1 999 OK\r\nContent-Length: 0\r\n\r\n",
     "upgrade": b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+    "upgrade without a protocol": b"HTTP/1.1 101 Switching\r\n\r\n",
     "bare line feeds": b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
     "folded header": OK + b"A: b\r\n c\r\nContent-Length: 0\r\n\r\n",
     "space in a name": OK + b"A : b\r\nContent-Length: 0\r\n\r\n",
