@@ -20,6 +20,7 @@ from unfold.admin import TabularInline
 from unfold.decorators import display
 
 from backends.admin.actions import LifeActions
+from backends.admin.lasthour import backend_last_hour
 from backends.admin.secret import SecretAdmin
 from backends.admin.showing import (
     DASH,
@@ -86,6 +87,7 @@ class BackendAdmin(LifeActions, SecretAdmin):
         "vram",
         "gpus",
         "loaded_models",
+        "last_hour",
         "last_error",
     )
     fieldsets = (
@@ -208,6 +210,10 @@ class BackendAdmin(LifeActions, SecretAdmin):
             f"{name} ({known(vram, 'MiB')})" if vram else name for name, vram in loaded.items()
         )
         return ", ".join(shown) or "none"
+
+    @admin.display(description="last hour")
+    def last_hour(self, backend: Backend) -> SafeString | str:
+        return backend_last_hour(backend)
 
     @admin.display(description="last error")
     def last_error(self, backend: Backend) -> str:

@@ -12,6 +12,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
+from backends.admin.lasthour import gpus_last_hour
 from backends.admin.secret import SecretAdmin
 from backends.admin.showing import (
     DASH,
@@ -45,7 +46,7 @@ class NodeAdmin(SecretAdmin):
         "backend_count",
     )
     search_fields = ("name",)
-    readonly_fields = ("state", "last_answer", "gpus", "last_error", "its_backends")
+    readonly_fields = ("state", "last_answer", "gpus", "last_hour", "last_error", "its_backends")
     fieldsets = (
         (None, {"fields": ("name", "telemetry_url", "telemetry_key", "remove_key")}),
         (SecretAdmin.polled, {"fields": readonly_fields}),
@@ -88,6 +89,10 @@ class NodeAdmin(SecretAdmin):
     @admin.display(description="GPUs")
     def gpus(self, node: Node) -> SafeString | str:
         return gpu_table(gpus_of(node))
+
+    @admin.display(description="last hour")
+    def last_hour(self, node: Node) -> SafeString | str:
+        return gpus_last_hour(node)
 
     @admin.display(description="last error")
     def last_error(self, node: Node) -> str:
