@@ -51,6 +51,9 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _model(request, "Nodes", "memory", "backends.node"),
         _model(request, "Settings", "tune", "scheduler.sitesettings"),
     ]
+    if request.user.has_perm("scheduler.view_decision"):
+        queue = {"title": "Queue", "icon": "hourglass_top", "link": reverse("admin:queue")}
+        cluster.insert(0, queue)
     if request.user.has_perm("accounts.view_group"):
         groups = {"title": "Groups and shares", "icon": "balance", "link": reverse("admin:groups")}
         cluster.insert(0, groups)

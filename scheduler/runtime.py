@@ -25,6 +25,7 @@ from backends.draining import disable_drained
 from backends.upstream import Upstream
 from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.jobs import Job, Telemetry, Usage
+from scheduler.core.picture import FlowPicture
 from scheduler.core.scheduler import (
     BackendView,
     Lease,
@@ -74,6 +75,14 @@ class LiveView:
     gap: float  # tokens per unit of weight
     gap_bound: float
     configuration_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePicture:
+    """Everything that waited at one moment."""
+
+    taken_at: float  # monotonic seconds, as ``enqueued at`` in the flows
+    flows: list[FlowPicture]
 
 
 class Claim:
@@ -357,6 +366,21 @@ class Runtime:
     def waiting(self) -> list[QueuedView]:
         """Every waiting job in the order of service; to be called from any other thread."""
         return self._ask(lambda: self.scheduler.queue(time.monotonic()))
+
+    def queue_picture(self) -> QueuePicture:
+        """Everything that waits, taken in small parts; to be called from any other thread.
+
+        Raises: TimeoutError when the event loop does not answer within 5 s.
+        """
+        return asyncio.run_coroutine_threadsafe(self._take_picture(), self._loop).result(5.0)
+
+    async def _take_picture(self) -> QueuePicture:
+        now = time.monotonic()
+        flows: list[FlowPicture] = []
+        for part in self.scheduler.queue_parts(now):
+            flows += part
+            await asyncio.sleep(0)  # who comes meanwhile is served
+        return QueuePicture(now, flows)
 
     def evict(self, request_id: str) -> bool:
         """Drop a waiting job, whose client gets an error that no retry mends; to be called from any

@@ -17,7 +17,7 @@ from scheduler.core.views import ShareView
 from scheduler.core.weights import effective_weight
 from scheduler.explain import Case
 from scheduler.models import Decision, SiteSettings
-from scheduler.runtime import LiveView
+from scheduler.runtime import LiveView, QueuePicture
 from scheduler.snapshot import fallback_weights, setting_name
 
 
@@ -25,6 +25,18 @@ def live() -> LiveView | None:
     """The running scheduler's view of itself, at most 1 s old; None where none runs."""
     running = runtime.current()
     return None if running is None else running.view()
+
+
+def queue_picture() -> QueuePicture | None:
+    """Everything that waits now; None where no scheduler runs."""
+    running = runtime.current()
+    return None if running is None else running.queue_picture()
+
+
+def evict(request_id: str) -> bool:
+    """Drop a waiting request. False: no such request waits here."""
+    running = runtime.current()
+    return running is not None and running.evict(request_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

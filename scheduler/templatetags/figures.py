@@ -38,3 +38,13 @@ def clock(moment: float | str | None) -> str:
     else:
         local = timezone.localtime(datetime.fromtimestamp(moment, UTC))
     return local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
+
+
+@register.filter
+def tokens(number: float | None) -> str:
+    """-1234.5 as "−1,234"; tenths only below 10, and no sign before nothing."""
+    if number is None:
+        return NOTHING
+    text = f"{abs(number):,.1f}" if abs(number) < 9.95 else f"{abs(number):,.0f}"
+    text = text.removesuffix(".0")
+    return f"−{text}" if number < 0 and text != "0" else text
