@@ -46,6 +46,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     cluster = [
         decisions,
         _model(request, "Backends", "dns", "backends.backend"),
+        _model(request, "Models", "neurology", "backends.backendmodel"),
         _model(request, "Aliases", "alt_route", "backends.alias"),
         _model(request, "Model strategies", "rule", "backends.modelstrategy"),
         _model(request, "Nodes", "memory", "backends.node"),
