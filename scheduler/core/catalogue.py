@@ -151,7 +151,10 @@ class Catalogue:
         return cls
 
     def _fill(self, cls: JobClass, pairs: Iterable[Pair]) -> None:
-        cls.offers = [Offer(b, model, b.measures_of(cls.model_name), b.bit) for b, model in pairs]
+        cls.offers = [
+            Offer(b, model, b.measures_of(cls.model_name), b.bit, b.spec.backend_id)
+            for b, model in pairs
+        ]
         cls.strategy = self._strategies.get(cls.model_name, "score")
         takers = [o.backend.spec for o in cls.offers]
         serving = [spec for spec in takers if spec.enabled and not spec.draining]

@@ -157,6 +157,7 @@ class Offer:
     model: ModelSpec
     measures: Measures
     bit: int
+    backend_id: int
     loaded: float = 0.5  # ``score_model_loaded``, as of the last poll
 
 

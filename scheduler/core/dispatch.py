@@ -54,7 +54,7 @@ class Dispatcher:
         if not unit.running:
             self._roster.activated(unit)
         self._share.join(flow)
-        flow.standing.own_tag = flow.tag
+        flow.standing.own_tag = unit.tag  # it waits nowhere, so that it has no offset
         self._grant(ticket, self._share.only_choice(flow, ticket, now), now)
 
     def _grant(self, ticket: Ticket, choice: Choice, now: float) -> None:
@@ -77,7 +77,7 @@ class Dispatcher:
             points,
             failures,
             reason,
-            weight * (choice.reference - flow.tag),
+            weight * choice.base,
             0.0 if unit.background else weight,
             group,
             unit.recent,
@@ -108,7 +108,7 @@ class Dispatcher:
         unit.running += change
         unit.account.running += change
         cls.running += change
-        self._share.count_running(flow, lease.background, change)
+        self._share.count_jobs(cls.pool, lease.background, change)
 
     def end(self, lease: Lease, cost: float, now: float) -> None:
         """Free the slot and charge ``cost`` tokens instead of the hold. The lease must be open."""

@@ -27,14 +27,19 @@ class Choice:
     """The best candidate and the parts of its priority (R2, R9–R12)."""
 
     flow: Flow
-    reference: float  # R of R2
+    base: float  # R − tag of R2: deficit per unit of weight
     factor: float
     wait_bonus: float  # tokens
+
+    @property
+    def reference(self) -> float:
+        """R of R2."""
+        return self.base + self.flow.tag
 
     def priority(self, beta: float) -> float:
         """The seed's formula, with R9's rule that the factor never helps: a negative base is
         divided by it. Tokens per unit of weight."""
-        base = self.reference - self.flow.tag + beta
+        base = self.base + beta
         scaled = base * self.factor if base >= 0.0 else base / self.factor
         return scaled + self.wait_bonus
 
@@ -208,18 +213,15 @@ class FairShare:
 
     def count_queued(self, flow: Flow, change: int) -> None:
         flow.lane.queued += change
-        self._count_jobs(flow.standing.pool, flow.unit.background, change)
+        self.count_jobs(flow.standing.pool, flow.unit.background, change)
 
-    def count_running(self, flow: Flow, background: bool, change: int) -> None:
-        flow.cls.lanes[background].running += change
-        self._count_jobs(flow.standing.pool, background, change)
-
-    def _count_jobs(self, pool: Pool, background: bool, change: int) -> None:
-        pool.jobs[background] += change
-        if not pool.jobs[background]:
+    def count_jobs(self, pool: Pool, background: bool, change: int) -> None:
+        """Queued and running ones together: with one of either the pool is active (R7)."""
+        pool.jobs[background] = jobs = pool.jobs[background] + change
+        if not jobs:
             self.active[background].discard(pool)
             pool.waiting_weight[background] = 0.0  # sheds what rounding has left
-        elif pool.jobs[background] == change:
+        elif jobs == change:
             self.active[background].add(pool)
 
     # ---- R3–R6, R8: charges
@@ -345,7 +347,7 @@ class FairShare:
     def only_choice(self, flow: Flow, ticket: Ticket, now: float) -> Choice:
         """When there is nobody else: the reference is the unit's own tag."""
         wait_bonus = self.wait_bonus_rate * (now - ticket.enqueued_at)
-        return Choice(flow, flow.tag + self.quantum, self.factor(flow.unit), wait_bonus)
+        return Choice(flow, self.quantum, self.factor(flow.unit), wait_bonus)
 
     def choose(self, ready: Iterable[JobClass], now: float) -> Choice | None:
         """R12: the best user of all ready classes; background only when there is no other."""
@@ -376,7 +378,7 @@ class FairShare:
         choices = [self._choice(flow, reference, now) for flow in heavy]
         if best is not None:
             wait_bonus = self.wait_bonus_rate * (now - best[2].waits_from())
-            choices.append(Choice(best[2], reference, 1.0, wait_bonus))
+            choices.append(Choice(best[2], reference - best[2].tag, 1.0, wait_bonus))
         if len(choices) == 1:
             return choices[0]
         beta = self.burst.beta
@@ -384,7 +386,7 @@ class FairShare:
 
     def _choice(self, flow: Flow, reference: float, now: float) -> Choice:
         wait_bonus = self.wait_bonus_rate * (now - flow.waits_from())
-        return Choice(flow, reference, self.factor(flow.unit), wait_bonus)
+        return Choice(flow, reference - flow.tag, self.factor(flow.unit), wait_bonus)
 
     def _first(self, lane: Lane) -> tuple[Entry | None, float]:
         """The first user with factor 1, and the tag of the first of all. Heavy ones go aside."""

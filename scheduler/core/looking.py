@@ -42,7 +42,7 @@ def _queued_view(
         model_name=job.model_name,
         enqueued_at=ticket.enqueued_at,
         position=position,
-        deficit=weight * (choice.reference - flow.tag),
+        deficit=weight * choice.base,
         burst_credits=weight * share.burst.beta,
         weight=roster.shown_weight(unit),
         factor=choice.factor,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scheduler.core.affinity import rendezvous
-from scheduler.core.cluster import BackendState, Offer
+from scheduler.core.cluster import BackendState, Measures, Offer
 from scheduler.core.jobs import BackendSpec, Job, ModelSpec
 from scheduler.core.queue import JobClass
 from scheduler.core.tickets import ChoiceReason, Failure, SlotsTaken
@@ -164,8 +164,11 @@ def score_low_utilization(backend: BackendState) -> float:
     return 1.0 - used if 0.0 <= used <= 1.0 else 0.0
 
 
-def score_latency(seconds: float) -> float:
+def score_latency(measures: Measures) -> float:
     """1 / (1 + seconds from dispatch to first byte)."""
+    seconds = measures.latency_seconds
+    if seconds is None:
+        return UNKNOWN
     return HALF_LATENCY_SECONDS / (HALF_LATENCY_SECONDS + seconds)
 
 
@@ -174,9 +177,12 @@ def score_short_queue(backend: BackendState) -> float:
     return 1.0 / (1.0 + backend.in_flight + backend.others + backend.polled_waiting)
 
 
-def score_high_throughput(tokens_per_second: float) -> float:
+def score_high_throughput(measures: Measures) -> float:
     """r / (r + 50), r = output tokens per second of one request."""
-    return tokens_per_second / (tokens_per_second + HALF_TOKENS_PER_SECOND)
+    rate = measures.tokens_per_second
+    if rate is None:
+        return UNKNOWN
+    return rate / (rate + HALF_TOKENS_PER_SECOND)
 
 
 class Scoring:
@@ -196,32 +202,28 @@ class Scoring:
         A latency or a rate that is not known of all of them says nothing about which is better:
         then it is unknown for each.
         """
-        latency_known = rate_known = True
+        latency = rate = 0.0
         for offer in offers:
             measures = offer.measures
             if measures.latency_seconds is None:
-                latency_known = False
+                latency = UNKNOWN
             if measures.tokens_per_second is None:
-                rate_known = False
-        points: list[Points] = []
-        for offer in offers:
-            backend, measures = offer.backend, offer.measures
-            latency = rate = UNKNOWN
-            if latency_known and measures.latency_seconds is not None:
-                latency = score_latency(measures.latency_seconds)
-            if rate_known and measures.tokens_per_second is not None:
-                rate = score_high_throughput(measures.tokens_per_second)
-            parts = (
-                self._loaded * offer.loaded,
-                self._utilization * score_low_utilization(backend),
-                self._latency * latency,
-                self._queue * score_short_queue(backend),
-                self._throughput * rate,
-                PRIORITY_POINTS * backend.spec.priority,
-                self._affinity if offer is home else 0.0,
+                rate = UNKNOWN
+        return [
+            (
+                offer.backend_id,
+                (
+                    self._loaded * offer.loaded,
+                    self._utilization * score_low_utilization(offer.backend),
+                    self._latency * (latency or score_latency(offer.measures)),
+                    self._queue * score_short_queue(offer.backend),
+                    self._throughput * (rate or score_high_throughput(offer.measures)),
+                    PRIORITY_POINTS * offer.backend.spec.priority,
+                    self._affinity if offer is home else 0.0,
+                ),
             )
-            points.append((backend.spec.backend_id, parts))
-        return points
+            for offer in offers
+        ]
 
 
 # ---- P3, P4: the choice
@@ -272,12 +274,13 @@ def _highest(
     totals = [sum(parts) for _, parts in points]
     enough = max(totals) - TIE_POINTS
     best = -1
-    ties = 0
+    least_recent = ties = 0
     for i, total in enumerate(totals):
         if total >= enough:
             ties += 1
-            if best < 0 or candidates[i].backend.picked < candidates[best].backend.picked:
-                best = i
+            picked = candidates[i].backend.picked
+            if best < 0 or picked < least_recent:
+                best, least_recent = i, picked
     chosen = candidates[best]
     if ties > 1:
         return chosen, "round_robin"

@@ -177,7 +177,6 @@ class Lane:
         "level",
         "longest_wait",
         "queued",
-        "running",
         "waiting_weight",
     )
 
@@ -186,7 +185,6 @@ class Lane:
         self.aside: list[Flow] = []  # heavy users, compared one by one (R9)
         self.flows: set[Flow] = set()  # with waiting jobs
         self.queued = 0
-        self.running = 0
         self.longest_wait = 0.0  # seconds, of the first in a flow (T1)
 
     def push(self, flow: Flow, wait_bonus_rate: float) -> None:

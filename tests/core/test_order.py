@@ -12,16 +12,9 @@ from scheduler.core.tunables import Tunables
 from tests.core.building import Bench, backend, lease_of, user
 
 
-class Standing:
-    """As much of a flow as a priority looks at."""
-
-    def __init__(self, tag: float) -> None:
-        self.tag = tag
-
-
 def priority(base: float, factor: float, wait_bonus: float = 0.0) -> float:
-    choice = Choice(Standing(-base), 0.0, factor, wait_bonus)  # type: ignore[arg-type]
-    return choice.priority(0.0)
+    bench = Bench([user(1)], [backend(1)])
+    return Choice(bench.submit(1).flow, base, factor, wait_bonus).priority(0.0)
 
 
 # ---- R9, D1
