@@ -249,7 +249,7 @@ async def _ps(client: Client) -> None:
 async def _show(client: Client) -> None:
     known = await _visible(client)
     body = await client.read_body(MAX_SHOW_BYTES)
-    await client.respond(200, _JSON, models.show_body(known, body, await running_runtime()))
+    await client.respond(200, _JSON, models.show_body(known, body))
 
 
 async def _version(client: Client) -> None:

@@ -20,8 +20,8 @@ class _Metadata(msgspec.Struct):
     user_id: str | None = None
 
 
-def end_user(client: Client, asked: Asked) -> str:
-    """A header's value, else what the body says in OpenAI's or Anthropic's way; empty: nobody.
+def end_user(client: Client, asked: Asked, dialect: str) -> str:
+    """A header's value, else what the body says in the dialect's own way; empty: nobody.
 
     Open WebUI percent-encodes what a header cannot carry. Raises: GatewayError, for a field of
     another type.
@@ -29,10 +29,8 @@ def end_user(client: Client, asked: Asked) -> str:
     for name in settings.END_USER_HEADERS:
         if value := client.header(name.lower().encode("latin-1", "replace")):
             return unquote(value)[:MAX_NAME]
-    for field in _FIELDS:
-        if value := typed_field(asked.fields, field, str, "a text"):
-            return str(value)[:MAX_NAME]
-    if "max_tokens" in asked.fields and "metadata" in asked.fields:
+    if dialect == "anthropic":
         metadata = typed_field(asked.fields, "metadata", _Metadata, "an object")
         return ((metadata and metadata.user_id) or "")[:MAX_NAME]
-    return ""
+    values = (typed_field(asked.fields, field, str, "a text") for field in _FIELDS)
+    return (next(filter(None, values), None) or "")[:MAX_NAME]

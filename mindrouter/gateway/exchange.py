@@ -105,12 +105,16 @@ class Exchange:
             self.client.unwatch()
             self.close_record()
             self.runtime.serving.discard(task)
+            # The relay refers back to here: a large body would stay until the next collection.
+            self.asked = self.relay = None
 
     # ---- admission
 
     async def _serve(self) -> None:
-        body = await self.client.read_body(self.runtime.snapshot.max_body_bytes)
-        asked = self.asked = self.operation.read(body, self.client.header(b"x-cache-key"))
+        asked = self.asked = self.operation.read(
+            await self.client.read_body(self.runtime.snapshot.max_body_bytes),
+            self.client.header(b"x-cache-key"),
+        )
         self.record.model_requested = asked.model
         self.record.stream = asked.stream
         self.record.prompt_tokens = asked.prompt_tokens
@@ -151,7 +155,7 @@ class Exchange:
 
     def _unit(self, asked: Asked) -> Unit:
         """The end user behind a trusted key, if the request names one (R15)."""
-        self.record.end_user = end_user(self.client, asked)
+        self.record.end_user = end_user(self.client, asked, self.operation.dialect)
         return (
             (self.key.user_id, self.record.end_user) if self.record.end_user else self.key.user_id
         )

@@ -91,10 +91,8 @@ def ps_body(models: dict[str, ModelSpec], runtime: Runtime) -> bytes:
     return ollama.ps_body((n, s) for n, s in models.items() if s.name in loaded)
 
 
-def show_body(models: dict[str, ModelSpec], body: bytes, runtime: Runtime) -> bytes:
+def show_body(models: dict[str, ModelSpec], body: bytes) -> bytes:
     """``POST /api/show``. Raises: GatewayError."""
-    name = ollama.read_show(body)
-    if name not in models:
-        name = without_implied_tag(name, runtime)
-        name = name if name in models else name.removesuffix(IMPLIED_TAG)
-    return ollama.show_body(_known(models, name))
+    asked = ollama.read_show(body)
+    same = (asked, asked.removesuffix(IMPLIED_TAG), asked + IMPLIED_TAG)
+    return ollama.show_body(_known(models, next((n for n in same if n in models), asked)))

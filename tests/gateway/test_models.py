@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
-from backends.models import Alias, Backend, BackendModel
+from backends.models import Alias, Backend, BackendModel, BackendStatus
+from scheduler.snapshot import load_telemetry
 from tests.running import RunningRouter
 from tests.stubs.openai_stub import OpenAIStub
 
@@ -199,3 +202,91 @@ async def test_no_tag_is_added_where_the_engine_is_not_ollama(
     assert response.status_code == 404
     await router.chat(model="llama3.2")
     assert stub.calls[0].body["model"] == "llama3.2"
+
+
+async def test_an_alias_moves_on_while_its_first_target_cannot_serve(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    first = await router.backend(stub, models=("first",))
+    await router.backend(stub, models=("second",))
+    await alias(router, "small", "first", "second")
+    await router.chat(model="small")
+    router.runtime.mark_failed(first)
+    await router.chat(model="small")
+    router.runtime.mark_ok(first)
+    await router.chat(model="small")
+    assert [call.body["model"] for call in stub.calls] == ["first", "second", "first"]
+
+
+async def test_an_alias_whose_targets_all_fail_stands_for_the_first_that_exists(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    failed = await router.backend(stub, models=("first", "second"))
+    await alias(router, "small", "nope", "first", "second")
+    router.runtime.mark_failed(failed)
+    assert router.runtime.resolve_alias("small") == "first"
+
+
+# ---- in the other dialects
+
+
+async def test_ollamas_clients_are_shown_the_same_models(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub, models=("b", "a"))
+    await router.backend(stub, engine="ollama", models=("a", "c:latest"))
+    await alias(router, "small", "b")
+    await router.change(lambda: BackendModel.objects.update(context_length=2048, tools=True))
+    names = [model["model"] for model in (await router.client.get("/api/tags")).json()["models"]]
+    assert names == await listed(router)
+    for asked in ("b", "b:latest", "small", "c", "c:latest"):
+        shown = (await router.client.post("/api/show", json={"model": asked})).json()
+        assert shown["capabilities"] == ["completion", "tools"]
+        assert shown["model_info"]["unknown.context_length"] == 2048
+    response = await router.client.post("/api/show", json={"model": "nope"})
+    assert (response.status_code, list(response.json())) == (404, ["error"])
+
+
+async def test_ollamas_running_models_are_those_that_polls_found_loaded(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    number = await router.backend(stub, engine="ollama", models=("a:latest", "b:latest"))
+    await router.ask(
+        BackendStatus.objects.update_or_create,
+        backend_id=number,
+        defaults={
+            "observed_at": timezone.now(),
+            "answered_at": timezone.now(),
+            "reachable": True,
+            "loaded_models": {"a:latest": 100.0},
+        },
+    )
+    telemetry = await router.ask(load_telemetry)
+    router.runtime._observe(telemetry, time.monotonic())
+    running = (await router.client.get("/api/ps")).json()["models"]
+    assert [model["model"] for model in running] == ["a:latest"]
+
+
+@pytest.mark.usefixtures("backend")
+async def test_anthropics_clients_get_their_form_of_the_list(router: RunningRouter) -> None:
+    entry = {
+        "type": "model",
+        "id": "m",
+        "display_name": "m",
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+    headers = {"anthropic-version": "2023-06-01"}
+    told = (await router.client.get("/v1/models", headers=headers)).json()
+    assert told == {"data": [entry], "has_more": False, "first_id": "m", "last_id": "m"}
+    assert (await router.client.get("/anthropic/v1/models/m")).json() == entry
+
+
+async def test_each_dialect_shows_only_what_a_key_may_use(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub, models=("m", "secret"))
+    key = await router.user("eve", allowed_models=["m"])
+    async with router.client_of(key) as client:
+        assert [m["id"] for m in (await client.get("/v1/models")).json()["data"]] == ["m"]
+        assert [m["name"] for m in (await client.get("/api/tags")).json()["models"]] == ["m"]
+        assert (await client.post("/api/show", json={"model": "secret"})).status_code == 404
