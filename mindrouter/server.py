@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import fcntl
 import gc
 import logging
@@ -17,6 +19,9 @@ from django.conf import settings
 from scheduler.runtime import current
 
 logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3  # malloc.h
 
 #: Objects made before the youngest generation is collected; Python's 700 is for small programs.
 GC_THRESHOLD = 20_000
@@ -98,6 +103,17 @@ def configuration(host: str, port: int) -> uvicorn.Config:
     )
 
 
+def give_large_memory_back() -> None:
+    """Have memory for large bodies returned to the system as soon as it is freed.
+
+    Left alone, glibc learns from the first large block to keep blocks of that size, and small ones
+    settle between them.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
 def serve(host: str, port: int) -> None:
     """Run the gateway and the pages until a signal."""
+    give_large_memory_back()
     GatewayServer(configuration(host, port)).run()

@@ -113,6 +113,7 @@ class Claim:
         self._runtime.forget(self)
         if self.ticket.state in ("queued", "leased"):
             self._runtime.release(self)
+        self.ticket.owner = None  # two that refer to each other would wait for the collector
 
     @property
     def lease(self) -> Lease | None:

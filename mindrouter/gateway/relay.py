@@ -82,6 +82,7 @@ class StreamRelay:
             return first
         if not client.started:
             await client.start_stream(200, self._head)
+        self._asked.fields = {}  # it will not be sent again, and may be large
         try:
             await self._pass_on(first)
             while not events.over and (data := await response.read()):
@@ -241,6 +242,7 @@ class BodyRelay:
         if length := response.header(b"content-length"):
             head.append((b"content-length", length))
         await client.start_stream(200, head)
+        self._asked.fields = {}
         start, tail = data[:TAIL_BYTES], b""
         try:
             while data:
