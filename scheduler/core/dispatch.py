@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler.core.cluster import Cluster
-from scheduler.core.fairshare import Choice, FairShare
+from scheduler.core.fairshare import FairShare
+from scheduler.core.order import Choice, choose, only_choice
 from scheduler.core.placement import Scoring, failures_now, place
 from scheduler.core.queue import Flow, JobClass, Pool
 from scheduler.core.tickets import Decision, Lease, Ticket
@@ -36,7 +37,7 @@ class Dispatcher:
         cluster = self._cluster
         if not cluster.free and not cluster.open:
             return None
-        choice = self._share.choose([cls for cls in classes if cluster.usable(cls)], now)
+        choice = choose(self._share, [cls for cls in classes if cluster.usable(cls)], now)
         if choice is None:
             return None
         flow = choice.flow
@@ -55,7 +56,7 @@ class Dispatcher:
             self._roster.activated(unit)
         self._share.join(flow)
         flow.standing.own_tag = unit.tag  # it waits nowhere, so that it has no offset
-        self._grant(ticket, self._share.only_choice(flow, ticket, now), now)
+        self._grant(ticket, only_choice(self._share, flow, ticket, now), now)
 
     def _grant(self, ticket: Ticket, choice: Choice, now: float) -> None:
         share = self._share

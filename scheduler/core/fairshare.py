@@ -1,4 +1,4 @@
-"""Who is next: tags, levels, holds and the priority of the seed (R1–R11, R13).
+"""The books: costs, tags, levels, holds and clamps (R1–R8), heavy users (R9) and credits (R10).
 
 A unit's *tag* is its charged cost divided by its weight. It is compared, never shown. A pool's
 *level* is the tag at which its latest dispatch started. Both are tokens per unit of weight. Where
@@ -7,13 +7,10 @@ the rules say *class* they mean what is called ``Pool`` here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from scheduler.core.burst import BurstCredits
 from scheduler.core.jobs import Job, Usage
-from scheduler.core.queue import Entry, Flow, JobClass, Lane, Pool, Standing
-from scheduler.core.tickets import Clips, Lease, Ticket
+from scheduler.core.queue import Flow, Pool, Standing
+from scheduler.core.tickets import Clips, Lease
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import UNSET, Roster, UnitState
 from scheduler.core.window import UsageWindow
@@ -22,30 +19,8 @@ FIRST_GUESS_TOKENS = 256.0  # the output of a model that nobody has used yet (R3
 _KEPT = 0.9  # of an average, when a new value comes in
 
 
-@dataclass(slots=True)
-class Choice:
-    """The best candidate and the parts of its priority (R2, R9–R12)."""
-
-    flow: Flow
-    base: float  # R − tag of R2: deficit per unit of weight
-    factor: float
-    wait_bonus: float  # tokens
-
-    @property
-    def reference(self) -> float:
-        """R of R2."""
-        return self.base + self.flow.tag
-
-    def priority(self, beta: float) -> float:
-        """The seed's formula, with R9's rule that the factor never helps: a negative base is
-        divided by it. Tokens per unit of weight."""
-        base = self.base + beta
-        scaled = base * self.factor if base >= 0.0 else base / self.factor
-        return scaled + self.wait_bonus
-
-
 class FairShare:
-    """The books: what everybody has been charged, and the order that follows from it."""
+    """What everybody has been charged, and what that means for who comes and goes."""
 
     def __init__(self, roster: Roster, tunables: Tunables) -> None:
         self.roster = roster
@@ -60,7 +35,7 @@ class FairShare:
         self.quantum = tunables.quantum
         self.debt_cap = tunables.debt_cap
         self.wait_bonus_rate = tunables.wait_bonus_rate
-        self._threshold = tunables.deprioritize_threshold
+        self.threshold = tunables.deprioritize_threshold
         self._input = tunables.cost_input_token
         self._output = tunables.cost_output_token
         cached = tunables.cost_cached_token
@@ -319,14 +294,14 @@ class FairShare:
             if flow.live and flow.entry is not None:
                 flow.lane.push(flow, self.wait_bonus_rate)
 
-    # ---- R2, R9–R12: the order
+    # ---- R2, R9: how a unit stands
 
     def factor(self, unit: UnitState) -> float:
         """R9: below 1 for a unit that has used more than its part of the window."""
         total = self.window.total
-        if unit.recent <= self._threshold * total:
+        if unit.recent <= self.threshold * total:
             return 1.0
-        return max(0.1, 1.0 - 2.0 * (unit.recent / total - self._threshold))
+        return max(0.1, 1.0 - 2.0 * (unit.recent / total - self.threshold))
 
     def shown_deficit(self, unit: UnitState) -> float:
         """R2 outside a decision: against the level of the pool that the unit used last."""
@@ -338,80 +313,6 @@ class FairShare:
         if not unit.waiting_pools and not unit.running:
             tag = max(tag, level)  # what coming back would make of it (R7)
         return self.roster.weight(unit) * (level + self.quantum - tag)
-
-    def choice_for_display(self, flow: Flow, now: float) -> Choice:
-        """The parts of a waiting flow's priority as they are now."""
-        level = flow.standing.pool.levels[flow.unit.background]
-        return self._choice(flow, level + self.quantum, now)
-
-    def only_choice(self, flow: Flow, ticket: Ticket, now: float) -> Choice:
-        """When there is nobody else: the reference is the unit's own tag."""
-        wait_bonus = self.wait_bonus_rate * (now - ticket.enqueued_at)
-        return Choice(flow, self.quantum, self.factor(flow.unit), wait_bonus)
-
-    def choose(self, ready: Iterable[JobClass], now: float) -> Choice | None:
-        """R12: the best user of all ready classes; background only when there is no other."""
-        positive: list[Lane] = []
-        background: list[Lane] = []
-        for cls in ready:
-            if cls.lanes[0].flows:
-                positive.append(cls.lanes[0])
-            if cls.lanes[1].flows:
-                background.append(cls.lanes[1])
-        lanes = positive or background
-        return self._best(lanes, now) if lanes else None
-
-    def _best(self, lanes: list[Lane], now: float) -> Choice:
-        """The highest priority among the lanes' first users and the heavy ones."""
-        best: Entry | None = None
-        least = float("inf")
-        heavy: list[Flow] = []
-        for lane in lanes:
-            entry, tag = self._first(lane)
-            if tag < least:
-                least = tag
-            if entry is not None and (best is None or entry < best):
-                best = entry
-            if lane.aside:
-                heavy += lane.aside
-        reference = least + self.quantum
-        choices = [self._choice(flow, reference, now) for flow in heavy]
-        if best is not None:
-            wait_bonus = self.wait_bonus_rate * (now - best[2].waits_from())
-            choices.append(Choice(best[2], reference - best[2].tag, 1.0, wait_bonus))
-        if len(choices) == 1:
-            return choices[0]
-        beta = self.burst.beta
-        return max(choices, key=lambda c: (c.priority(beta), -c.flow.head().number))
-
-    def _choice(self, flow: Flow, reference: float, now: float) -> Choice:
-        wait_bonus = self.wait_bonus_rate * (now - flow.waits_from())
-        return Choice(flow, reference - flow.tag, self.factor(flow.unit), wait_bonus)
-
-    def _first(self, lane: Lane) -> tuple[Entry | None, float]:
-        """The first user with factor 1, and the tag of the first of all. Heavy ones go aside."""
-        rate = self.wait_bonus_rate
-        if lane.aside:
-            self._readmit(lane)
-        limit = self._threshold * self.window.total
-        flow = lane.top(rate)
-        while flow is not None and flow.unit.recent > limit:
-            lane.set_aside(flow)
-            flow = lane.top(rate)
-        entry = flow.entry if flow is not None else None
-        if not lane.aside:
-            return entry, flow.tag if flow is not None else float("inf")
-        keys = [(f.tag + rate * f.waits_from(), f.head().number, f) for f in lane.aside]
-        if entry is not None:
-            keys.append(entry)
-        return entry, min(keys)[2].tag
-
-    def _readmit(self, lane: Lane) -> None:
-        """Back into the heap with those that are no longer heavy."""
-        limit = self._threshold * self.window.total
-        for flow in [f for f in lane.aside if f.unit.recent <= limit]:
-            lane.aside.remove(flow)
-            lane.push(flow, self.wait_bonus_rate)
 
 
 def _joined(one: Clips | None, other: Clips | None) -> Clips | None:

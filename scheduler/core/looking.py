@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from scheduler.core.cluster import BackendState, Cluster
 from scheduler.core.fairshare import FairShare
+from scheduler.core.order import choice_for_display
 from scheduler.core.placement import is_in_service
 from scheduler.core.queue import Lane
 from scheduler.core.tickets import Ticket
@@ -34,7 +35,7 @@ def _queued_view(
     flow, job = ticket.flow, ticket.job
     unit = flow.unit
     weight = roster.weight(unit)
-    choice = share.choice_for_display(flow, now)
+    choice = choice_for_display(share, flow, now)
     return QueuedView(
         request_id=job.request_id,
         user_id=job.user_id,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from scheduler.core.fairshare import FairShare
 from scheduler.core.jobs import Unit
+from scheduler.core.order import choice_for_display
 from scheduler.core.queue import Flow
 from scheduler.core.units import Roster
 from scheduler.core.waiting import WaitingRoom
@@ -67,7 +68,7 @@ def _picture(
     unit, pool = flow.unit, flow.standing.pool
     spec = unit.account.spec
     weight, beta = roster.weight(unit), share.burst.beta
-    choice = share.choice_for_display(flow, now)
+    choice = choice_for_display(share, flow, now)
     first, step = waiting.starts(flow)
     return FlowPicture(
         user_id=spec.user_id,
@@ -76,7 +77,7 @@ def _picture(
         group=spec.group_name,
         model_name=flow.cls.model_name,
         weight=roster.shown_weight(unit),
-        deficit=weight * (choice.reference - flow.tag),
+        deficit=weight * choice.base,
         burst_credits=weight * beta,
         factor=choice.factor,
         wait_bonus=choice.wait_bonus,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.burst import BurstCredits
-from scheduler.core.fairshare import Choice
+from scheduler.core.order import Choice
 from scheduler.core.tunables import Tunables
 from tests.core.building import Bench, backend, lease_of, user
 
