@@ -17,6 +17,8 @@ import pytest
 
 from backends.engines.observation import ModelInfo
 from backends.probe import ProbeResult, Target, probe
+from backends.services import probe_backends
+from backends.trial import try_backend
 from tests.factories import make_backend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,3 +138,16 @@ def test_its_model_can_be_asked_for_after_one_probe(start: Start) -> None:
     probe_backends([backend.pk])
     spec = models_by_name("llamacpp", backend.models.all())["tiny"]
     assert (spec.name, spec.tools, spec.context_length) == ("tiny", False, 2048)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_real_server_answers_a_trial_chat_and_a_trial_embedding(start: Start) -> None:
+    chat = make_backend(base_url=start("--api-key", "sk-real"), api_key="sk-real")
+    vectors = make_backend(base_url=start("--embeddings"))
+    probe_backends([chat.pk, vectors.pk])
+    said = try_backend(chat, "smollm2")
+    assert (said.status, said.error, said.path) == (200, "", "/v1/chat/completions")
+    assert said.answer
+    embedded = try_backend(vectors, "smollm2")
+    assert (embedded.status, embedded.error, embedded.path) == (200, "", "/v1/embeddings")
+    assert embedded.answer == "An embedding of 576 numbers."
