@@ -66,7 +66,7 @@ GROUPS: Mapping[str, Mapping[str, Setting]] = {
             _SECONDS, "The time over which received shares and heavy use are measured."
         ),
         "deprioritize_threshold": Setting(
-            "of the window's tokens, 0.5 to 1",
+            "of the window's tokens",
             "A user with more than this part is heavy, and is served after the others for a while.",
         ),
         "burst_credit_rate": Setting(
