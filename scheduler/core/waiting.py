@@ -7,13 +7,14 @@ import math
 
 from scheduler.core.cluster import BackendState, Cluster
 from scheduler.core.fairshare import FairShare
-from scheduler.core.queue import Flow, JobClass, Pool, flow_of
+from scheduler.core.queue import Flow, JobClass, Lane, Pool, flow_of
 from scheduler.core.tickets import Ticket, WaitReason
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import Roster
 
 _COMPACT_FROM = 1000  # outdated deadlines that are not worth a rebuild
 _EXACT_UNITS = 8  # with more units waiting, the position at arrival is only estimated
+_SAMPLE = 32  # of the waiting units, for that estimate
 _LEAST_STEP = 1e-9  # tokens per unit of weight; a job without cost still counts as one
 
 #: (when, serial number, ticket); outdated ones are skipped
@@ -182,18 +183,18 @@ class WaitingRoom:
         return "others_ahead" if others else "backends_full"
 
     def _arrival_position(self, ticket: Ticket) -> int:
-        """O(1): when few wait exactly, else how far the level has to move to reach the job."""
+        """Exact when few wait; else, in O(1), from a sample of those who wait and from how far
+        the level has to move to reach a later job of the same user."""
         flow = ticket.flow
         if len(flow.lane.flows) <= _EXACT_UNITS:
             return self.position(ticket)
         pool, background = flow.standing.pool, flow.unit.background
-        hold = pool.hold_average or self._share.hold_for(flow.unit, ticket.job)
+        first, step = self.starts(flow)
+        before = sum(_estimated_rank(cls.lanes[background], first) for cls in pool.classes)
         ahead = flow.live - 1
-        start = flow.tag + ahead * hold / self._roster.weight(flow.unit)
-        distance = max(0.0, start - pool.levels[background])
-        to_go = distance * pool.waiting_weight[background] / max(1.0, hold)
+        before += ahead * step * pool.waiting_weight[background] / max(1.0, pool.hold_average)
         queued = sum(cls.queued for cls in pool.classes)
-        return max(ahead + 1, min(queued, 1 + math.floor(to_go)))
+        return max(ahead + 1, min(queued, 1 + math.floor(before)))
 
     def position(self, ticket: Ticket) -> int:
         """1-based: how many of its pool are served up to this job, if all goes as estimated.
@@ -218,10 +219,11 @@ class WaitingRoom:
         first, step = self.starts(flow)
         if target < first:
             return 0
-        jobs = math.ceil((target - first) / step)
-        if first + jobs * step == target and flow.head().number < number:
+        jobs = min(flow.live, math.ceil((target - first) / step))
+        tied = jobs < flow.live and first + jobs * step == target
+        if tied and flow.waiting()[jobs].number < number:
             jobs += 1
-        return min(flow.live, jobs)
+        return jobs
 
     def starts(self, flow: Flow) -> tuple[float, float]:
         """The key at which the flow's first job starts, and what each job adds to it."""
@@ -250,6 +252,14 @@ class WaitingRoom:
         """Waiting jobs that the backend could serve."""
         bit = backend.bit
         return sum(cls.queued for cls in self.classes if cls.everything & bit)
+
+
+def _estimated_rank(lane: Lane, key: float) -> float:
+    """How many of the lane's flows come before ``key``, by every so-many-th of its heap."""
+    sample = lane.heap[:: len(lane.heap) // _SAMPLE + 1]
+    if not sample:
+        return 0.0
+    return len([1 for entry in sample if entry[0] <= key]) * len(lane.flows) / len(sample)
 
 
 def _is_due(entry: Deadline) -> bool:
