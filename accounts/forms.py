@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from django import forms
 
+from accounts.importing import MOST_BYTES, decode
 from accounts.models import MAX_WEIGHT, Group, Quota
 
 #: Styled by mindrouter/static/mindrouter/pages.css.
@@ -163,3 +164,51 @@ class GroupRowForm(GroupBasicsForm):
 def _one_line_ends(text: str) -> str:
     """As browsers do it: a field's line ends may come back as other ones."""
     return text.replace("\r\n", "\n").strip()
+
+
+_REASON_LENGTH = 100  # of the history's column
+
+
+def _reason_field() -> forms.CharField:
+    return forms.CharField(
+        required=False,
+        max_length=_REASON_LENGTH,
+        widget=forms.TextInput({"class": INPUT_CLASS}),
+        help_text="Why; kept in the history of each user.",
+    )
+
+
+class MoveForm(forms.Form):
+    """To which group users are moved."""
+
+    group = forms.ModelChoiceField(
+        Group.objects.all(),
+        required=False,
+        empty_label="(no group)",
+        widget=forms.Select({"class": INPUT_CLASS}),
+    )
+    reason = _reason_field()
+
+
+class EraseForm(forms.Form):
+    """What cannot be undone is confirmed."""
+
+    sure = forms.BooleanField(label="Erase the personal data of these users for good")
+
+
+class ImportForm(forms.Form):
+    """A file of users, or the text of one that was checked before."""
+
+    file = forms.FileField(
+        required=False, widget=forms.ClearableFileInput({"accept": ".csv,text/csv"})
+    )
+    text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
+    reason = _reason_field()
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        if data.get("file") is not None:
+            data["text"] = decode(data["file"].read(MOST_BYTES + 1))
+        elif not data.get("text"):
+            raise forms.ValidationError("Choose a file.")
+        return data

@@ -80,6 +80,9 @@ class Limits(models.Model):
         abstract = True
 
 
+LIMITS = tuple(column.name for column in Limits._meta.fields)
+
+
 class Group(Limits):
     """People who share one weight, for example a faculty, its staff or its students."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,11 @@ from backends import services, trial
 from backends.models import Alias, BackendModel, ModelStrategy, Node
 from backends.probe import ProbeResult
 from backends.trial import Trial
+from scheduler import runtime
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.tunables import Tunables
 from scheduler.models import SiteSettings
+from scheduler.runtime import LiveView
 from tests.factories import (
     make_admin,
     make_api_key,
@@ -32,7 +38,7 @@ SCHEMA_URL = "/api/admin/schema/?format=json"
 
 
 @pytest.fixture
-def root_key(db: None) -> str:
+def root_key(transactional_db: None) -> str:
     return make_api_key(make_admin("root"), name="root's")
 
 
@@ -63,6 +69,24 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_probe_all", found)
     monkeypatch.setattr(services, "poll", polled)
     monkeypatch.setattr(trial, "_try", asked)
+
+
+@pytest.fixture
+def _idle_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on which nothing waits or runs."""
+    idle = Scheduler(Tunables())
+    stats = idle.stats(0.0)
+    view = LiveView(
+        taken_at=0.0,
+        stats=stats,
+        backends=[],
+        shares=[],
+        gap=0.0,
+        gap_bound=0.0,
+        configuration_version=1,
+    )
+    running = SimpleNamespace(view=lambda: view, waiting=list, evict=lambda request_id: False)
+    monkeypatch.setattr(runtime, "_current", running)
 
 
 @pytest.fixture
@@ -99,7 +123,7 @@ CHECKS = [
 NEGATIVE, POSITIVE = GenerationMode.NEGATIVE, GenerationMode.POSITIVE
 
 
-@pytest.mark.usefixtures("_no_network")
+@pytest.mark.usefixtures("_no_network", "_idle_scheduler")
 @pytest.mark.timeout(300)
 def test_whatever_is_sent_the_answer_is_as_described(
     document: dict[str, Any], root_key: str, rows: dict[str, int]
@@ -118,10 +142,14 @@ def test_whatever_is_sent_the_answer_is_as_described(
 
 def try_out(operation: Any, mode: GenerationMode, key: str, rows: dict[str, int]) -> None:
     _, _, _, resource, *rest = operation.path.split("/")
-    known = {"path_parameters": {"id": rows[resource]}} if rest[:1] == ["{id}"] else {}
+    known: dict[str, Any] = {}
+    if rest[:1] == ["{id}"]:
+        known = {"path_parameters": {"id": rows[resource]}}
+    elif resource == "decisions" and rest:
+        known = {"path_parameters": {"request_id": "req-1"}}
 
     @settings(
-        max_examples=4,
+        max_examples=3,
         deadline=None,
         database=None,
         derandomize=True,
@@ -133,3 +161,26 @@ def try_out(operation: Any, mode: GenerationMode, key: str, rows: dict[str, int]
         case.call_and_validate(headers={"Authorization": f"Bearer {key}"}, checks=CHECKS)
 
     run()
+
+
+def test_secrets_are_taken_and_never_shown(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for name, secret in (("Backend", "api_key"), ("Node", "telemetry_key"), ("User", "password")):
+        assert secret in schemas[f"{name}Request"]["properties"]
+        assert secret not in schemas[name]["properties"]
+    shown = {name for schema in schemas.values() for name in schema.get("properties", {})}
+    assert "sha256" not in shown
+    assert {name for name, one in schemas.items() if "key" in one.get("properties", {})} == {
+        "NewApiKey"
+    }
+
+
+def test_the_page_to_try_it_on_loads_nothing_from_elsewhere(client: Client, db: None) -> None:
+    client.force_login(make_admin("root"))
+    page = client.get("/api/admin/docs/")
+    assert page.status_code == 200
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', page.content.decode())
+    assert any("swagger-ui-bundle" in address for address in addresses)
+    assert all(address.startswith("/") for address in addresses), addresses
+    for address in addresses:
+        assert client.get(address).status_code == 200, address
