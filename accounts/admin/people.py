@@ -33,7 +33,7 @@ class PeopleActions(ModelAdmin):  # type: ignore[misc]
 
     @admin.action(description="Move to another group", permissions=["change"])
     def move_to_group(self, request: HttpRequest, users: QuerySet[User]) -> HttpResponse | None:
-        form = MoveForm(request.POST if "apply" in request.POST else None)
+        form = MoveForm(request.POST if _is_confirmed(request, users) else None)
         if not form.is_bound or not form.is_valid():
             return self._ask(request, "Move to another group", "accounts/move.html", users, form)
         group = form.cleaned_data["group"]
@@ -51,7 +51,7 @@ class PeopleActions(ModelAdmin):  # type: ignore[misc]
 
     @admin.action(description="Erase personal data", permissions=["delete"])
     def erase(self, request: HttpRequest, users: QuerySet[User]) -> HttpResponse | None:
-        form = EraseForm(request.POST if "apply" in request.POST else None)
+        form = EraseForm(request.POST if _is_confirmed(request, users) else None)
         if not form.is_bound or not form.is_valid():
             return self._ask(request, "Erase personal data", "accounts/erase.html", users, form)
         for user in users:
@@ -122,3 +122,9 @@ class PeopleActions(ModelAdmin):  # type: ignore[misc]
         return TemplateResponse(
             request, template, {**self.admin_site.each_context(request), **context}
         )
+
+
+def _is_confirmed(request: HttpRequest, users: QuerySet[User]) -> bool:
+    """Whether these are as many users as the question was about: "all that are found" may be
+    others by now. If not, it is asked once more."""
+    return "apply" in request.POST and request.POST.get("count") == str(users.count())

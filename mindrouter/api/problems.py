@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import ValidationError as ModelValidationError
-from django.db import DatabaseError, IntegrityError
+from django.db import IntegrityError, InterfaceError, OperationalError
 from django.db.models import ProtectedError
 from rest_framework import serializers
 from rest_framework.exceptions import APIException, ValidationError
@@ -15,6 +16,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
+logger = logging.getLogger(__name__)
 _MOST_NAMED = 5
 
 
@@ -81,7 +83,8 @@ def _as_api_error(error: Exception) -> Exception:
             return Conflict(_still_used(error))
         case IntegrityError():
             return Conflict()
-        case DatabaseError():
+        case InterfaceError() | OperationalError():
+            logger.error("The management API cannot use the database: %s", error)
             return Unavailable()
     return error
 
@@ -101,7 +104,7 @@ def _flat(detail: Any, path: str) -> Iterator[dict[str, str]]:
     """REST framework's nested errors, one after the other with their paths."""
     if isinstance(detail, dict):
         for name, inner in detail.items():
-            own = "" if name == "non_field_errors" else str(name)
+            own = "" if name in ("non_field_errors", "__all__") else str(name)
             yield from _flat(inner, ".".join(part for part in (path, own) if part))
     elif isinstance(detail, list):
         for inner in detail:

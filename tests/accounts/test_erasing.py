@@ -97,9 +97,10 @@ def test_the_page_asks_before_it_erases(client: Client, ada: User):
     page = client.post("/admin/accounts/user/", form)
     assert page.status_code == 200
     assert "cannot be undone" in page.content.decode()
-    refused = client.post("/admin/accounts/user/", {**form, "apply": "1"})
+    form |= {"apply": "1", "count": "1"}
+    refused = client.post("/admin/accounts/user/", form)
     assert refused.context["form"].errors["sure"] == ["This field is required."]
     assert User.objects.get(pk=ada.pk).username == "ada.lovelace"
-    answer = client.post("/admin/accounts/user/", {**form, "apply": "1", "sure": "on"})
+    answer = client.post("/admin/accounts/user/", {**form, "sure": "on"})
     assert answer.status_code == 302
     assert User.objects.get(pk=ada.pk).username == f"erased-{ada.pk}"
