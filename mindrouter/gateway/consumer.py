@@ -43,13 +43,22 @@ OPERATIONS = {
     },
 }
 MODELS_PATHS = ("/v1/models", "/anthropic/v1/models")
+_ANTHROPIC_PATHS = {path for path, form in FORMS.items() if form.dialect == "anthropic"}
 REQUESTS_PATH = "/v1/requests/"
 MAX_SHOW_BYTES = 64 * 1024
 HEALTH_PATH = "/healthz"
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON: Headers = [(b"content-type", b"application/json")]
-_EXPOSED = (
-    b"x-request-id, x-mindrouter-backend, x-mindrouter-queue-ms, x-mindrouter-reason, retry-after"
+_EXPOSED = b", ".join(
+    (
+        b"x-request-id",
+        b"request-id",
+        b"x-mindrouter-backend",
+        b"x-mindrouter-queue-ms",
+        b"x-mindrouter-reason",
+        b"x-mindrouter-not-translated",
+        b"retry-after",
+    )
 )
 _starting = asyncio.Lock()
 
@@ -92,7 +101,10 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = os.urandom(16).hex()
         cors = _cors_headers(scope)
-        client = Client(scope, receive, send, [(b"x-request-id", request_id.encode()), *cors])
+        ids = [(b"x-request-id", request_id.encode())]
+        if scope["path"] in _ANTHROPIC_PATHS:  # its packages read their own name for it
+            ids.append((b"request-id", ids[0][1]))
+        client = Client(scope, receive, send, [*ids, *cors])
         try:
             await _route(client, request_id)
         except GatewayError as error:

@@ -68,7 +68,7 @@ class FormExchange(Exchange):
         job = super()._job(asked)
         endpoints = self.runtime.snapshot.endpoints
         having = [b for b in self.runtime.snapshot.backends if job.model_name in b.models]
-        if having and not any(self._is_native(endpoints[b.backend_id]) for b in having):
+        if having and not any(self._is_native(endpoints[b.backend_id], asked) for b in having):
             self._prepare(asked)
         return job
 
@@ -77,10 +77,11 @@ class FormExchange(Exchange):
             return asked.model
         return without_implied_tag(asked.model, self.runtime)
 
-    def _is_native(self, endpoint: Endpoint) -> bool:
-        if endpoint.engine not in self.form.speakers:
+    def _is_native(self, endpoint: Endpoint, asked: Asked) -> bool:
+        form, engine = self.form, endpoint.engine
+        if engine not in form.speakers or (asked.stream and engine in form.streams_unfit):
             return False
-        lacking_until = _lacking.get((endpoint.backend_id, self.form.path))
+        lacking_until = _lacking.get((endpoint.backend_id, form.path))
         return lacking_until is None or time.monotonic() >= lacking_until
 
     def _prepare(self, asked: Asked) -> OwnAnswer | None:
@@ -100,7 +101,7 @@ class FormExchange(Exchange):
     async def _exchange(
         self, claim: Claim, asked: Asked, endpoint: Endpoint, attempt: Attempt
     ) -> Failure | None:
-        self._native, self._stream = self._is_native(endpoint), None
+        self._native, self._stream = self._is_native(endpoint, asked), None
         if self._native:
             failure = await super()._exchange(claim, asked, endpoint, attempt)
             if failure is None or not _address_is_lacking(failure):

@@ -67,7 +67,6 @@ async def test_a_whole_answer_passes_as_it_came(
     [
         ("llamacpp", "/v1/messages", "llamacpp-messages-stream", 4),
         ("vllm", "/v1/messages", "vllm-messages-stream", 3),
-        ("llamacpp", "/v1/responses", "llamacpp-responses-stream", 4),
     ],
 )
 async def test_a_stream_of_events_passes_as_it_came(
@@ -81,6 +80,16 @@ async def test_a_stream_of_events_passes_as_it_came(
     record = await router.record()
     assert (record.outcome, record.completion_tokens) == ("completed", output)
     assert record.prompt_tokens == 32
+
+
+async def test_llamacpps_stream_of_a_response_is_translated_since_packages_cannot_read_its_own(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub, "a", engine="llamacpp")
+    request = REQUESTS["/v1/responses"] | {"stream": True}
+    response = await router.client.post("/v1/responses", json=request)
+    assert stub.calls[0].path == "/v1/chat/completions"
+    assert '"output_index":0' in response.text
 
 
 async def test_ollamas_lines_pass_as_they_came(router: RunningRouter, stub: OpenAIStub) -> None:

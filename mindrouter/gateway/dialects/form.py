@@ -45,6 +45,8 @@ class Form:
     (``Asked.body_for``) at ``path``; ``watch`` then finds usage and end in its stream and
     ``usage_in`` in its whole answer. Any other backend gets what ``translate`` makes, and its
     answer is made into the client's form by ``whole`` or, event by event, by ``stream``.
+    ``streams_unfit`` are speakers whose streams the dialect's own packages cannot read: these are
+    translated all the same.
     ``own_answer`` is for requests that need no model at all: where the leased backend does not
     speak the form, the router answers them itself.
     """
@@ -53,6 +55,7 @@ class Form:
     operation: str  # as recorded
     path: bytes
     speakers: frozenset[str]
+    streams_unfit: frozenset[str] = frozenset()
     read: Callable[[bytes, str | None], Asked]
     translate: Callable[[Mapping[str, msgspec.Raw]], Translated]
     whole: Callable[[bytes, Reply, Timings], bytes]

@@ -14,6 +14,8 @@ from scheduler.core.jobs import Usage
 
 #: Engines that serve ``/v1/responses`` themselves.
 SPEAKERS = frozenset({"llamacpp", "vllm", "ollama"})
+#: llama.cpp's events lack ``output_index``, without which OpenAI's own packages fail.
+STREAMS_UNFIT = frozenset({"llamacpp"})
 
 
 def _usage_in(body: bytes, asked: Asked, engine: str) -> Usage | None:
@@ -29,6 +31,7 @@ RESPONSES = Form(
     operation="responses",
     path=b"/v1/responses",
     speakers=SPEAKERS,
+    streams_unfit=STREAMS_UNFIT,
     read=read_responses,
     translate=to_chat,
     whole=from_chat,
