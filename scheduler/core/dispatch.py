@@ -41,9 +41,10 @@ class Dispatcher:
         if choice is None:
             return None
         flow = choice.flow
-        flow.lane.longest_wait = max(flow.lane.longest_wait, now - flow.waits_from())
-        ticket = flow.head()
-        flow.tickets.popleft()
+        if choice.wait_bonus > flow.lane.largest_bonus:
+            flow.lane.largest_bonus = choice.wait_bonus
+        flow.head()  # drops those before it that have left
+        ticket = flow.tickets.popleft()
         self._grant(ticket, choice, now)
         self._waiting.leave(ticket, now)
         return ticket

@@ -242,9 +242,10 @@ class FairShare:
 
     def _waits_elsewhere(self, flow: Flow, background: bool) -> bool:
         """Whether a charge on the flow's pool may be clipped in another."""
-        unit = flow.unit
-        here = 1 if flow.standing.waiting else 0
-        return unit.waiting_pools > here and background == unit.background
+        pools = flow.unit.waiting_pools
+        if not pools:
+            return False
+        return pools > (1 if flow.standing.waiting else 0) and background == flow.unit.background
 
     def _charge(self, flow: Flow, amount: float, background: bool) -> Clips | None:
         """Raise the tag; in the unit's other pools only up to their level + D (R8)."""

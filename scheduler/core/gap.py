@@ -50,7 +50,7 @@ class GapMeter:
             steady = [f for f in lane.flows if f in seen and seen[f][0] == f.waiting_since]
             if len(steady) > 1:
                 return steady
-        lane.longest_wait = 0.0
+        lane.largest_bonus = 0.0
         for flow in lane.flows:
             _start_anew(flow.unit)
         marks = {flow: (flow.waiting_since, flow.unit.service) for flow in lane.flows}
@@ -66,12 +66,9 @@ class GapMeter:
     def _bound(self, flows: list[Flow], lane: Lane, tunables: Tunables, now: float) -> float:
         """(G+2H)/w of the two for whom it is largest, + 2ωT + 0.9(Q+C)."""
         largest = sorted(_spread(f.unit) / self._roster.weight(f.unit) for f in flows)[-2:]
-        waits = max(lane.longest_wait, *(now - flow.waits_from() for flow in flows))
-        return (
-            sum(largest)
-            + 2.0 * tunables.wait_bonus_rate * waits
-            + 0.9 * (tunables.quantum + tunables.burst_credit_cap)
-        )
+        longest = max(now - flow.waits_from() for flow in flows)
+        bonus = max(lane.largest_bonus, tunables.wait_bonus_rate * longest)
+        return sum(largest) + 2.0 * bonus + 0.9 * (tunables.quantum + tunables.burst_credit_cap)
 
 
 def _start_anew(unit: UnitState) -> None:

@@ -174,8 +174,8 @@ class Lane:
         "aside",
         "flows",
         "heap",
+        "largest_bonus",
         "level",
-        "longest_wait",
         "queued",
         "waiting_weight",
     )
@@ -185,7 +185,7 @@ class Lane:
         self.aside: list[Flow] = []  # heavy users, compared one by one (R9)
         self.flows: set[Flow] = set()  # with waiting jobs
         self.queued = 0
-        self.longest_wait = 0.0  # seconds, of the first in a flow (T1)
+        self.largest_bonus = 0.0  # tokens, of those dispatched since ``GapMeter`` began (T1)
 
     def push(self, flow: Flow, wait_bonus_rate: float) -> None:
         """Enter the flow anew if it has no entry or has moved forward."""

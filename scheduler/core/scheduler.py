@@ -149,7 +149,8 @@ class Scheduler:
     def submit(self, job: Job, now: float, *, enqueued_at: float | None = None) -> Ticket:
         """Queue a job; ``pump`` serves it. Raises: Rejected."""
         waiting = self._waiting
-        waiting.let_in(now)
+        if waiting.newcomer is not None:
+            waiting.let_in(now)
         account = self._roster.account(job.user_id)
         cls, ruled_out = self._catalogue.classify(job, account.spec.group_id)
         if account.spec.max_concurrent is not None:

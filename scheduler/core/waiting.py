@@ -14,7 +14,7 @@ from scheduler.core.units import Roster
 
 _COMPACT_FROM = 1000  # outdated deadlines that are not worth a rebuild
 _EXACT_UNITS = 8  # with more units waiting, the position at arrival is only estimated
-_SAMPLE = 32  # of the waiting units, for that estimate
+_SAMPLE = 8  # of the waiting units, for that estimate
 _LEAST_STEP = 1e-9  # tokens per unit of weight; a job without cost still counts as one
 
 #: (when, serial number, ticket); outdated ones are skipped
@@ -163,6 +163,8 @@ class WaitingRoom:
     def overdue(self, now: float) -> list[Ticket]:
         """Tickets that have waited as long as they may."""
         late: list[Ticket] = []
+        if not self._deadlines or self._deadlines[0][0] > now:
+            return late
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             late.append(heapq.heappop(self._deadlines)[2])
         return late
@@ -255,11 +257,16 @@ class WaitingRoom:
 
 
 def _estimated_rank(lane: Lane, key: float) -> float:
-    """How many of the lane's flows come before ``key``, by every so-many-th of its heap."""
-    sample = lane.heap[:: len(lane.heap) // _SAMPLE + 1]
-    if not sample:
+    """How many of the lane's flows come before ``key``, by a few entries of its heap."""
+    heap = lane.heap
+    if not heap:
         return 0.0
-    return len([1 for entry in sample if entry[0] <= key]) * len(lane.flows) / len(sample)
+    sample = heap[:: len(heap) // _SAMPLE + 1]
+    before = 0
+    for entry in sample:
+        if entry[0] <= key:
+            before += 1
+    return before * len(lane.flows) / len(sample)
 
 
 def _is_due(entry: Deadline) -> bool:
