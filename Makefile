@@ -1,7 +1,9 @@
 # make run: the router with its demo.  make test: the tests.  Nothing else is needed to begin.
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || echo python3)
+# Tried, not only looked for: pyenv puts a python3.13 in the path that fails where another is chosen.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11; do $$p -c "" 2>/dev/null && break; p=python3; done; echo $$p)
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 MODEL := $(VENV)/share/smollm2.gguf
 DEMO ?= 1
 export DEMO
@@ -13,6 +15,18 @@ run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 
 test: $(VENV)/.installed-dev $(MODEL) browser
 	$(BIN)/python -m pytest
+
+# Client packages that cannot share an environment with the newest ones.
+.PHONY: test-clients
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/older/.installed $(CLIENTS)/langchain/.installed
+	$(BIN)/python -m pytest tests/gateway/clients/other_versions.py
+
+$(CLIENTS)/older/.installed: PACKAGES := openai==1.109.1 anthropic==0.125.0
+$(CLIENTS)/langchain/.installed: PACKAGES := langchain-openai==1.7.4
+$(CLIENTS)/%/.installed: $(VENV)/bin/python
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@touch $@
 
 check: lint types layers test
 	$(BIN)/python manage.py check --fail-level WARNING
@@ -73,4 +87,4 @@ browser:
 	  echo "Chromium could not be installed; the browser tests will be skipped."
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
