@@ -67,4 +67,5 @@ class Client:
 async def client() -> AsyncIterator[Client]:
     client = Client()
     yield client
-    await client.pool.close()
+    async with asyncio.timeout(5):
+        await client.pool.close()

@@ -551,6 +551,13 @@ async def test_what_is_no_response_is_refused(client: Client, case: str) -> None
         await stub.until_open(0)
 
 
+async def test_a_refused_response_says_what_was_wrong_with_it(client: Client) -> None:
+    for case, words in [("upgrade", "status 101"), ("gzip coding", "other than chunked")]:
+        async with await ScriptedStub.start(after_request(GARBAGE[case])) as stub:
+            with pytest.raises(InvalidResponse, match=words):
+                await client.send(stub.url)
+
+
 BROKEN_BODIES = {
     "chunk size is no number": b"zz\r\nabc\r\n",
     "negative chunk size": b"-1\r\nabc\r\n",
