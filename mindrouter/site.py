@@ -55,6 +55,9 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     if request.user.has_perm("scheduler.view_decision"):
         queue = {"title": "Queue", "icon": "hourglass_top", "link": reverse("admin:queue")}
         cluster.insert(0, queue)
+    if request.user.has_perm("scheduler.view_whatif"):
+        what_if = {"title": "What if", "icon": "science", "link": reverse("admin:what_ifs")}
+        cluster.insert(2, what_if)
     if request.user.has_perm("accounts.view_group"):
         groups = {"title": "Groups and shares", "icon": "balance", "link": reverse("admin:groups")}
         cluster.insert(0, groups)

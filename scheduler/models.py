@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.utils import timezone
 from simple_history.models import HistoricalRecords
 
 from accounts.models import User
@@ -198,3 +199,51 @@ class SiteSettings(models.Model):
     def clean(self) -> None:
         if self.open_to and not User.objects.filter(username=self.open_to).exists():
             raise ValidationError({"open_to": f"There is no user {self.open_to!r}."})
+
+
+class WhatIfState(models.TextChoices):
+    QUEUED = "queued", "waits for a worker"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class WhatIf(models.Model):
+    """A named scenario: recorded traffic of a period, replayed under another configuration.
+
+    ``changes`` is what ``scheduler.what_if.Changes`` makes of it, ``result`` what
+    ``scheduler.what_if.replay`` found.
+    """
+
+    name = models.CharField(max_length=80)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    since = models.DateTimeField()
+    until = models.DateTimeField()
+    changes = models.JSONField(default=dict)
+    state = models.CharField(max_length=7, choices=WhatIfState, default=WhatIfState.QUEUED)
+    replayed = models.PositiveBigIntegerField(default=0)  # requests, of both runs together
+    total = models.PositiveBigIntegerField(default=0)
+    error = models.TextField(blank=True)
+    result = models.JSONField(null=True)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    saved_at = models.DateTimeField(null=True, help_text="When its weights were put in force.")
+
+    class Meta:
+        ordering: ClassVar = ["-created_at", "-id"]
+        verbose_name = "what-if"
+
+    def __str__(self) -> str:
+        return f"What-if {self.pk}: {self.name}"
+
+    @property
+    def progress(self) -> float:
+        """0..1"""
+        if self.state == WhatIfState.DONE:
+            return 1.0
+        return min(1.0, self.replayed / self.total) if self.total else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (WhatIfState.DONE, WhatIfState.FAILED)

@@ -150,7 +150,7 @@ class Replay:
     # ---- one request
 
     def _arrive(self, arrival: Arrival) -> None:
-        tally = self.book.of(arrival)
+        tally = self.book.of(arrival.user_id)
         tally.requests += 1
         self.book.began(arrival.at)
         job = Job(
@@ -244,24 +244,24 @@ class Recorded:
     def add(self, arrival: Arrival) -> None:
         """One more record, in the order of arrival."""
         self._until(arrival.at)
-        self.book.of(arrival).requests += 1
+        self.book.of(arrival.user_id).requests += 1
         self.book.began(arrival.at)
         if arrival.refused:
-            self.book.of(arrival).refused[arrival.refused] += 1
+            self.book.of(arrival.user_id).refused[arrival.refused] += 1
         elif arrival.waited_seconds is not None:
             self._waiting += 1
             self._serial += 1
             dispatched = arrival.at + arrival.waited_seconds
             heapq.heappush(self._dispatches, (dispatched, self._serial, arrival))
         else:
-            self.book.of(arrival).left += 1
+            self.book.of(arrival.user_id).left += 1
 
     def _until(self, when: float) -> None:
         while self._dispatches and self._dispatches[0][0] <= when:
             at, _, arrival = heapq.heappop(self._dispatches)
             self._waiting -= 1
             tokens = arrival.prompt_tokens + (arrival.completion_tokens or 0)
-            tally = self.book.of(arrival)
+            tally = self.book.of(arrival.user_id)
             tally.serve(tokens, arrival.waited_seconds or 0.0, contended=self._waiting > 0)
             seconds = arrival.service_seconds or 0.0
             if arrival.backend_id is not None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scheduler.core.jobs import BackendSpec, UserSpec
-
-if TYPE_CHECKING:
-    from scheduler.simulation import Arrival
 
 NO_GROUP = "(no group)"
 #: Waits are counted in steps of 2 %, from a millisecond on, so a percentile is as exact as that.
@@ -105,10 +102,10 @@ class TallyBook:
         self._last = 0.0
         self.busy: defaultdict[int, float] = defaultdict(float)  # {backend id: slot-seconds}
 
-    def of(self, arrival: Arrival) -> Tally:
-        tally = self._tallies.get(arrival.user_id)
+    def of(self, user_id: int) -> Tally:
+        tally = self._tallies.get(user_id)
         if tally is None:
-            tally = self._tallies[arrival.user_id] = Tally()
+            tally = self._tallies[user_id] = Tally()
         return tally
 
     def began(self, at: float) -> None:

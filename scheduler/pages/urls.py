@@ -3,7 +3,7 @@
 from django.contrib import admin
 from django.urls import path
 
-from scheduler.pages import decisions, groups, overview, queue
+from scheduler.pages import decisions, groups, overview, queue, what_if
 
 view = admin.site.admin_view
 
@@ -15,6 +15,12 @@ urlpatterns = [
     path("queue/", view(queue.queue), name="queue"),
     path("queue/rows/", view(queue.rows), name="queue_rows"),
     path("queue/cancel/", view(queue.cancel), name="queue_cancel"),
+    path("what-if/", view(what_if.what_ifs), name="what_ifs"),
+    path("what-if/try/", view(what_if.try_weights), name="what_if_try"),
+    path("what-if/<int:pk>/", view(what_if.one_what_if), name="what_if"),
+    path("what-if/<int:pk>/progress/", view(what_if.progress), name="what_if_progress"),
+    path("what-if/<int:pk>/save/", view(what_if.save), name="what_if_save"),
+    path("what-if/<int:pk>/delete/", view(what_if.delete), name="what_if_delete"),
     path("decisions/", view(decisions.decisions), name="decisions"),
     path("decisions/<str:request_id>/", view(decisions.decision), name="decision"),
 ]

@@ -48,3 +48,9 @@ def tokens(number: float | None) -> str:
     text = f"{abs(number):,.1f}" if abs(number) < 9.95 else f"{abs(number):,.0f}"
     text = text.removesuffix(".0")
     return f"−{text}" if number < 0 and text != "0" else text
+
+
+@register.filter
+def percent_value(fraction: float | None) -> str:
+    """0.333 as "33.30", for widths; within 0 and 100, and 0 for nothing."""
+    return f"{min(1.0, max(0.0, fraction or 0.0)) * 100:.2f}"

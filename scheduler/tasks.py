@@ -1,0 +1,18 @@
+"""Work for the Celery worker."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from scheduler import what_if
+from scheduler.models import WhatIf, WhatIfState
+
+
+@shared_task(name="scheduler.replay", ignore_result=True)
+def replay(what_if_id: int) -> None:
+    """Replay one scenario, once: a message that comes again finds it taken."""
+    taken = WhatIf.objects.filter(pk=what_if_id, state=WhatIfState.QUEUED).update(
+        state=WhatIfState.RUNNING
+    )
+    if taken:
+        what_if.replay(WhatIf.objects.get(pk=what_if_id))

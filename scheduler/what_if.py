@@ -1,0 +1,298 @@
+"""What would have been: recorded decisions → arrivals → two replays, and what to save of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Max, Q, QuerySet
+from django.utils import timezone
+
+from accounts.models import Group, Quota, User
+from scheduler.core.jobs import BackendSpec, UserSpec
+from scheduler.core.weights import effective_weight
+from scheduler.models import Decision, SiteSettings, WhatIf, WhatIfState
+from scheduler.simulation import Arrival, Recorded, Replay, Scenario, difference, recording
+from scheduler.snapshot import Snapshot, fallback_weights, load_snapshot
+
+#: Refused before they were queued, for want of room: with another configuration they may be served.
+ROOM_REASONS = ("queue_full", "concurrency_limit_exceeded")
+POINTS = (
+    "score_model_loaded",
+    "score_low_utilization",
+    "score_latency",
+    "score_short_queue",
+    "score_high_throughput",
+    "score_cache_affinity",
+)
+_MOST_USERS = 200  # kept in a result, those with the most tokens
+_CHUNK_ROWS = 2_000
+_REASON_LENGTH = 100  # of the history's column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a scenario changes; JSON has no other keys than texts, so all are texts.
+
+    Weights are decimals as text; None is an unset weight (R13) or no override.
+    """
+
+    groups: Mapping[str, str | None] = field(default_factory=dict)  # {group id: weight}
+    users: Mapping[str, str | None] = field(default_factory=dict)  # {username: override}
+    share_mode: str | None = None
+    points: Mapping[str, float] = field(default_factory=dict)  # {one of POINTS: points}
+    slots: Mapping[str, int] = field(default_factory=dict)  # {backend id: slots; 0: without it}
+
+    @property
+    def any(self) -> bool:
+        return bool(self.groups or self.users or self.share_mode or self.points or self.slots)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def traffic(since: datetime, until: datetime) -> QuerySet[Decision]:
+    """The decisions of the period that competed for slots, in the order of arrival."""
+    competed = Q(queued_at__isnull=False) | Q(reason__in=ROOM_REASONS)
+    return Decision.objects.filter(
+        competed, arrived_at__gte=since, arrived_at__lt=until, user_id__isnull=False
+    ).order_by("arrived_at", "id")
+
+
+def replay(row: WhatIf) -> None:
+    """Replay the scenario's traffic as it was and as changed; keeps progress and result in the row.
+
+    Raises: whatever goes wrong, having noted it in the row.
+    """
+    row.state, row.started_at = WhatIfState.RUNNING, timezone.now()
+    row.total = 2 * traffic(row.since, row.until).count()
+    row.save(update_fields=["state", "started_at", "total"])
+    try:
+        row.result = _both(row)
+        row.state = WhatIfState.DONE
+    except Exception as error:
+        row.state, row.error = WhatIfState.FAILED, f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        row.ended_at = timezone.now()
+        row.save(update_fields=["state", "result", "error", "ended_at"])
+
+
+def _both(row: WhatIf) -> dict[str, Any]:
+    snapshot = load_snapshot()
+    as_it_is = scenario(snapshot, row.since, row.until)
+    changed = with_changes(as_it_is, Changes(**row.changes))
+    recorded, before, after = Recorded(as_it_is), Replay(as_it_is), Replay(changed)
+    for count in before.run(recording(_arrivals(row, snapshot), recorded)):
+        _note(row, count)
+    for count in after.run(_arrivals(row, snapshot)):
+        _note(row, row.total // 2 + count)
+    results = {
+        "recorded": recorded.result(),
+        "before": before.result(),
+        "after": after.result(),
+    }
+    apart = difference(results["recorded"], results["before"])
+    kept = _busiest(results["before"])
+    for result in results.values():
+        result["users"] = {name: one for name, one in result["users"].items() if name in kept}
+    return {**results, "error": apart, "requests": row.total // 2}
+
+
+def _note(row: WhatIf, replayed: int) -> None:
+    row.replayed = replayed
+    row.save(update_fields=["replayed"])
+
+
+def _busiest(result: Mapping[str, Any]) -> set[str]:
+    users = result["users"]
+    return set(sorted(users, key=lambda name: -users[name]["tokens"])[:_MOST_USERS])
+
+
+# ---- records
+
+
+def _arrivals(row: WhatIf, snapshot: Snapshot) -> Iterator[Arrival]:
+    rows = traffic(row.since, row.until).only(
+        "user_id", "end_user", "model_requested", "model_served", "prompt_tokens",
+        "completion_tokens", "outcome", "reason", "selected_backend_id", "arrived_at", "queued_at",
+        "dispatched_at", "ended_at",
+    )  # fmt: skip
+    for decision in rows.iterator(chunk_size=_CHUNK_ROWS):
+        yield _arrival(decision, snapshot)
+
+
+def _arrival(decision: Decision, snapshot: Snapshot) -> Arrival:
+    queued, sent, ended = decision.queued_at, decision.dispatched_at, decision.ended_at
+    served = sent is not None and ended is not None
+    gone = decision.outcome in ("cancelled", "aborted") and sent is None
+    user_id = decision.user_id or 0
+    return Arrival(
+        at=decision.arrived_at.timestamp(),
+        user_id=user_id,
+        unit=(user_id, decision.end_user) if decision.end_user else user_id,
+        model_name=_model(decision, snapshot),
+        prompt_tokens=decision.prompt_tokens or 0,
+        completion_tokens=(decision.completion_tokens or 0) if served else None,
+        service_seconds=_seconds(sent, ended) if served else None,
+        patience_seconds=_seconds(queued, ended) if gone else None,
+        waited_seconds=_seconds(queued, sent) if served else None,
+        refused="" if served or gone else decision.reason,
+        backend_id=decision.selected_backend_id,
+    )
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    return None if start is None or end is None else max(0.0, (end - start).total_seconds())
+
+
+def _model(decision: Decision, snapshot: Snapshot) -> str:
+    """The name that the scheduler looks up: what an alias stood for."""
+    asked = decision.model_requested
+    if asked in snapshot.aliases:
+        targets = snapshot.aliases[asked]
+        served = decision.model_served
+        return served if served in snapshot.models else next(iter(targets), asked)
+    return asked if asked in snapshot.models else decision.model_served or asked
+
+
+# ---- configurations
+
+
+def scenario(snapshot: Snapshot, since: datetime, until: datetime) -> Scenario:
+    """Today's configuration, with the users of the period who have gone since."""
+    users = dict(snapshot.users)
+    seen = (
+        traffic(since, until)
+        .order_by()
+        .values_list("user_id", "user", "user_group")
+        .annotate(weight=Max("user_weight"))
+    )
+    for user_id, username, group, weight in seen:
+        if user_id not in users:
+            value = 1.0 if weight is None else weight
+            users[user_id] = UserSpec(
+                user_id=user_id,
+                username=username,
+                group_id=None,
+                group_name=group,
+                weight=value,
+                group_weight=value,
+            )
+    return Scenario(
+        users=users,
+        backends=snapshot.backends,
+        tunables=snapshot.tunables,
+        strategies=snapshot.strategies,
+    )
+
+
+def with_changes(one: Scenario, changes: Changes) -> Scenario:
+    """The configuration as the scenario changes it."""
+    overrides: dict[str, float | None] = {
+        name: float(weight)
+        for name, weight in Quota.objects.exclude(weight_override=None).values_list(
+            "user__username", "weight_override"
+        )
+    }
+    overrides |= {name: _number(weight) for name, weight in changes.users.items()}
+    named = {name: value for name, value in (("share_mode", changes.share_mode),) if value}
+    return Scenario(
+        users={
+            user_id: _with_weights(spec, changes, overrides.get(spec.username))
+            for user_id, spec in one.users.items()
+        },
+        backends=[_with_slots(spec, changes.slots) for spec in one.backends],
+        tunables=replace(one.tunables, **named, **changes.points),  # type: ignore[arg-type]
+        strategies=one.strategies,
+    )
+
+
+def _number(weight: str | None) -> float | None:
+    return None if weight is None else float(weight)
+
+
+def _with_weights(spec: UserSpec, changes: Changes, override: float | None) -> UserSpec:
+    key = str(spec.group_id)
+    group_weight = spec.group_weight
+    if key in changes.groups:
+        group_weight = effective_weight(
+            override=None,
+            group_weight=_number(changes.groups[key]),
+            group_name=spec.group_name,
+            is_superuser=False,
+            is_staff=False,
+            fallbacks=fallback_weights(),
+        )
+    weight = group_weight if override is None else override
+    return replace(spec, group_weight=group_weight, weight=weight)
+
+
+def _with_slots(spec: BackendSpec, slots: Mapping[str, int]) -> BackendSpec:
+    wanted = slots.get(str(spec.backend_id))
+    if wanted is None:
+        return spec
+    if wanted == 0:
+        return replace(spec, enabled=False)
+    return replace(spec, max_concurrent=wanted, enabled=True, draining=False)
+
+
+# ---- putting it in force
+
+
+@transaction.atomic
+def save_changes(row: WhatIf) -> list[str]:
+    """Save the scenario's weights, overrides, share mode and points, each with its history; says
+    what changed. Slots are what the backends have and are not saved."""
+    changes = Changes(**row.changes)
+    reason = str(row)[:_REASON_LENGTH]
+    said = [
+        *_save_groups(changes.groups, reason),
+        *_save_overrides(changes.users, reason),
+        *_save_settings(changes, reason),
+    ]
+    row.saved_at = timezone.now()
+    row.save(update_fields=["saved_at"])
+    return said
+
+
+def _save_groups(weights: Mapping[str, str | None], reason: str) -> Iterator[str]:
+    for group in Group.objects.filter(pk__in=weights).order_by("name"):
+        text = weights[str(group.pk)]
+        weight = None if text is None else Decimal(text)
+        if group.scheduler_weight != weight:
+            group.scheduler_weight = weight
+            group._change_reason = reason  # type: ignore[attr-defined]
+            group.save()
+            yield f"{group.name} → {text or 'unset'}"
+
+
+def _save_overrides(weights: Mapping[str, str | None], reason: str) -> Iterator[str]:
+    for user in User.objects.filter(username__in=weights).order_by("username"):
+        text = weights[user.username]
+        quota = Quota.objects.filter(user=user).first() or Quota(user=user)
+        weight = None if text is None else Decimal(text)
+        if quota.weight_override != weight:
+            quota.weight_override = weight
+            quota._change_reason = reason  # type: ignore[attr-defined]
+            quota.save()
+            yield f"{user.username} → {text or 'no override'}"
+
+
+def _save_settings(changes: Changes, reason: str) -> Iterator[str]:
+    values: dict[str, Any] = dict(changes.points)
+    if changes.share_mode:
+        values["share_mode"] = changes.share_mode
+    if not values:
+        return
+    site = SiteSettings.objects.filter(pk=1).first() or SiteSettings(pk=1)
+    for name, value in values.items():
+        if getattr(site, name) != value:
+            setattr(site, name, value)
+            yield f"{name} → {value}"
+    site._change_reason = reason  # type: ignore[attr-defined]
+    site.save()
