@@ -55,6 +55,7 @@ CHECKPOINT_SECONDS = 1.0
 SYNC_SECONDS = 0.5
 ANNOUNCE_SECONDS = 0.02
 VIEW_SECONDS = 0.5
+CLOSE_SECONDS = 2.0
 
 _current: Runtime | None = None
 
@@ -221,7 +222,9 @@ class Runtime:
         with contextlib.suppress(DatabaseError):
             await self._save_checkpoint()
         self._database.shutdown(wait=False)
-        await self.upstream.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.upstream.close()
         await asyncio.to_thread(self.spool.stop)
         if _current is self:
             _current = None
@@ -299,11 +302,6 @@ class Runtime:
     def position(self, claim: Claim) -> tuple[int, float | None]:
         """Jobs until this one is served, itself included, and an estimate in seconds."""
         return self.scheduler.position(claim.ticket, time.monotonic())
-
-    def estimate(self, request_id: str) -> float | None:
-        """Seconds until this waiting job is served, as far as can be told."""
-        claim = self._claims.get(request_id)
-        return None if claim is None else self.position(claim)[1]
 
     def resolve_alias(self, name: str) -> str:
         """The model that ``name`` stands for: an alias's first target that a backend can serve
