@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
             if not self._begun:
                 self._begun = True
                 self._limit = self._chunk_timeout
-            response.wake()
+            response.arrived()
             if response.buffered > self.HIGH_WATER_BYTES:
                 self._pause_reading()
         elif response.status and not self._head_seen:

@@ -235,6 +235,10 @@ class Client:
         await self._write(data)
         self._writing_since = None
 
+    def write_now(self, data: bytes) -> bool:
+        """A part of the body, at once. False: nothing was written; ``write`` it."""
+        return self._wire is not None and self._wire.write_now(data)
+
     async def _write(self, data: bytes) -> None:
         if self._wire is not None:
             await self._wire.write(data)

@@ -52,7 +52,16 @@ class CutShortError(GatewayError):
 class StreamRelay:
     """A stream of server-sent events."""
 
-    __slots__ = ("_asked", "_claim", "_endpoint", "_events", "_exchange", "_head", "_reported")
+    __slots__ = (
+        "_asked",
+        "_claim",
+        "_endpoint",
+        "_events",
+        "_exchange",
+        "_head",
+        "_next_report",
+        "_unsent",
+    )
 
     def __init__(
         self,
@@ -69,7 +78,8 @@ class StreamRelay:
         self._endpoint = endpoint
         self._head = head
         self._events: Events = events or EventStream(hide_usage=not asked.wants_usage)
-        self._reported = 0
+        self._next_report = 0  # tokens; at first the moment of the first one is noted, too
+        self._unsent = b""
 
     async def run(self, response: Response) -> Failure | None:
         """Relay to the end. A Failure: the client has seen nothing of it.
@@ -84,11 +94,15 @@ class StreamRelay:
             await client.start_stream(200, self._head)
         self._asked.fields = {}  # it will not be sent again, and may be large
         try:
-            await self._pass_on(first)
-            while not events.over and (data := await response.read()):
-                await self._pass_on(events.feed(data))
-            if not events.over:
-                await self._pass_on(events.finish())
+            self._note()
+            await client.write(first)
+            while not events.over and not await response.pour(self._take):
+                if self._unsent:
+                    unsent, self._unsent = self._unsent, b""
+                    await client.write(unsent)
+            if not events.over and (rest := events.finish()):
+                self._note()
+                await client.write(rest)
         except UpstreamError as error:
             message = failures.from_exception(error, self._endpoint).error.message
             raise await self._cut_short(error.reason, message) from error
@@ -103,14 +117,25 @@ class StreamRelay:
         await _let_end(response)
         return None
 
-    async def _pass_on(self, block: bytes) -> None:
-        if not block:
-            return
-        self._note_progress()
-        if self._events.done:
+    def _take(self, data: bytes) -> bool:
+        """Pass on what a read has brought. False: there is something to wait for, or no more."""
+        events = self._events
+        block = events.feed(data)
+        if block:
+            self._note()
+            if not self._exchange.client.write_now(block):
+                self._unsent = block
+                return False
+        return not events.over
+
+    def _note(self) -> None:
+        """Account for what goes to the client next."""
+        events = self._events
+        if events.first_token_seen and events.estimated_tokens >= self._next_report:
+            self._note_progress(events.estimated_tokens)
+        if events.done:
             # Many clients leave as soon as they see [DONE], and their answer is whole.
             self._complete()
-        await self._exchange.client.write(block)
 
     async def _cut_short(self, code: str, message: str) -> CutShortError:
         if self._events.torn:  # half an event: the one that tells of the error needs its own
@@ -134,16 +159,15 @@ class StreamRelay:
             return failures.not_an_answer(self._endpoint, "ended its stream before any event")
         return held
 
-    def _note_progress(self) -> None:
-        events = self._events
-        if not events.first_token_seen:
-            return
+    def _note_progress(self, tokens: int) -> None:
         if self._exchange.record.first_token_at is None:
             clock = self._exchange.timeline
             self._exchange.record.first_token_at = clock.wall(time.monotonic())
-        if events.estimated_tokens - self._reported >= PROGRESS_TOKENS:
-            self._reported = events.estimated_tokens
-            self._claim.progress(self._asked.prompt_tokens, self._reported)
+        if tokens >= PROGRESS_TOKENS:
+            self._claim.progress(self._asked.prompt_tokens, tokens)
+            self._next_report = tokens + PROGRESS_TOKENS
+        else:
+            self._next_report = PROGRESS_TOKENS
 
     def _complete(self) -> None:
         if self._claim.lease is not None:

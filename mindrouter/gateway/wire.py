@@ -49,14 +49,24 @@ class Wire:
 
     async def write(self, data: bytes) -> None:
         """A part of the body; waits while the client does not take what it has."""
+        while not self.write_now(data):
+            await self._cycle.flow.drain()
+
+    def write_now(self, data: bytes) -> bool:
+        """A part of the body. False: nothing was written, as the client does not take what it
+        has."""
         cycle = self._cycle
-        if cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        if not cycle.disconnected:
-            head, self._head = self._head, b""
-            cycle.transport.write(
-                b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data
-            )
+        if cycle.disconnected:
+            return True
+        if cycle.flow.write_paused:
+            return False
+        head = self._head
+        if head:
+            self._head = b""
+        cycle.transport.write(
+            b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data
+        )
+        return True
 
     def end(self, last: bytes = b"") -> None:
         """The end of a response in parts, behind a last part."""
