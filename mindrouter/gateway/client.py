@@ -39,6 +39,7 @@ class Client:
 
     __slots__ = (
         "_common_headers",
+        "_connection",
         "_receive",
         "_send",
         "_stall_timer",
@@ -74,8 +75,9 @@ class Client:
         self._watcher: asyncio.Task[None] | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._writing_since: float | None = None
-        connection = self._connection()
-        self._wire: Wire | None = None if connection is None else connection.wire()
+        #: Our own protocol's connection, or None behind any other server.
+        self._connection: Any = scope.get("extensions", {}).get("mindrouter.connection")
+        self._wire: Wire | None = None if self._connection is None else self._connection.wire()
 
     def header(self, name: bytes) -> str | None:
         """A request header's value, stripped; names are lower-case."""
@@ -93,9 +95,10 @@ class Client:
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise self._too_large(limit)
-        connection = self._connection()
-        if connection is not None and connection.has_whole_body:
-            return await self._read_parts(limit, None)
+        if self._wire is not None and (body := self._wire.whole_body()) is not None:
+            if len(body) > limit:
+                raise self._too_large(limit)
+            return body
         try:
             async with asyncio.timeout(BODY_SECONDS) as patience:
                 return await self._read_parts(limit, patience)
@@ -104,7 +107,7 @@ class Client:
             message = "The request's body did not arrive in time."
             raise GatewayError("invalid_request", message, status=408) from None
 
-    async def _read_parts(self, limit: int, patience: asyncio.Timeout | None) -> bytes:
+    async def _read_parts(self, limit: int, patience: asyncio.Timeout) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -119,8 +122,7 @@ class Client:
             if not message.get("more_body", False):
                 return b"".join([*parts, part]) if parts else part
             parts.append(part)
-            if patience is not None:
-                patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
+            patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
 
     def _too_large(self, limit: int) -> GatewayError:
         self.unread = True
@@ -131,7 +133,7 @@ class Client:
     def watch(self) -> None:
         """From now on, cancel the current task when the client goes."""
         self._task = asyncio.current_task()
-        connection = self._connection()
+        connection = self._connection
         if connection is not None:
             connection.on_client_left = self._give_up
         else:
@@ -142,10 +144,6 @@ class Client:
             pass
         self._give_up()
 
-    def _connection(self) -> Any:
-        """Our own protocol's connection, or None behind any other server."""
-        return self.scope.get("extensions", {}).get("mindrouter.connection")
-
     def _give_up(self) -> None:
         if not self.ended and self._task is not None:
             self.left = True
@@ -154,7 +152,7 @@ class Client:
     def unwatch(self) -> None:
         """The request has been served; what the client does now concerns nobody."""
         self.ended = True
-        connection = self._connection()
+        connection = self._connection
         if connection is not None:
             connection.on_client_left = None
         if self._watcher is not None:
@@ -258,7 +256,7 @@ class Client:
 
     async def end_and_close(self, last: bytes) -> None:
         """Send ``last``, then close the connection: the answer is not whole."""
-        connection = self._connection()
+        connection = self._connection
         if connection is not None:
             connection.close_after_response()
         await self._end(last)
@@ -270,7 +268,7 @@ class Client:
             await self._end(b"")
 
     def _abort(self) -> bool:
-        connection = self._connection()
+        connection = self._connection
         if connection is not None:
             connection.abort()
         return connection is not None

@@ -62,7 +62,11 @@ def read_usage(raw: msgspec.Raw) -> Usage | None:
     details = fields.prompt_tokens_details
     prompt, output = fields.prompt_tokens, fields.completion_tokens or 0
     cached = (details and details.cached_tokens) or 0
-    if prompt is None or not all(0 <= n <= MAX_TOKENS for n in (prompt, output, cached)):
+    if (
+        prompt is None
+        or min(prompt, output, cached) < 0
+        or max(prompt, output, cached) > MAX_TOKENS
+    ):
         return None
     return Usage(
         prompt_tokens=int(prompt),

@@ -35,6 +35,7 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),
 )
+_FRAMING = frozenset({b"host", b"expect", b"transfer-encoding"})
 _UPGRADE_HEADERS = (b"upgrade", b"http2-settings", b"connection")
 _ERROR = (
     b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -54,6 +55,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._overhead_bytes = 0
         self._in_head = True
+        self._hosts = 0
+        self._odd_coding = False  # a transfer coding other than chunked
         self._head_deadline: asyncio.TimerHandle | None = None
         self.on_client_left: Callable[[], None] | None = None  # set while a request is served
         self._served: Any = None  # the request being answered; uvicorn's ``cycle`` is the latest
@@ -63,11 +66,6 @@ class GatewayProtocol(HttpToolsProtocol):
     def wire(self) -> Wire:
         """The response to the current request."""
         return Wire(self._served)
-
-    @property
-    def has_whole_body(self) -> bool:
-        """Whether nothing of the request is still to come."""
-        return not self._served.more_body
 
     def close_after_response(self) -> None:
         """Close the connection once the current response has ended."""
@@ -143,12 +141,26 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._hosts = 0
+        self._odd_coding = False
         # uvicorn's type expects a dict for each extension
         self.scope["extensions"] = {"mindrouter.connection": self}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else a trailer, which nobody has asked for
-            super().on_header(name, value)
+        if not self._in_head:
+            return  # a trailer, which nobody has asked for
+        name = name.lower()
+        self.headers.append((name, value))
+        if name in _FRAMING:  # looked at here, as to go through all of them again costs more
+            self._note(name, value)
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect":
+            self.expect_100_continue = self.expect_100_continue or value.lower() == b"100-continue"
+        elif value.lower() != b"chunked":
+            self._odd_coding = True
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
@@ -167,10 +179,9 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.headers) > MAX_HEADERS or self._head_is_too_large():
             self._refuse(*_TOO_LARGE)
             raise httptools.HttpParserError("the head is too large")
-        hosts = sum(1 for name, _ in self.headers if name == b"host")
-        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
             raise httptools.HttpParserError("not exactly one Host")
-        if any(n == b"transfer-encoding" and v.lower() != b"chunked" for n, v in self.headers):
+        if self._odd_coding:
             raise httptools.HttpParserError("a transfer coding other than chunked")
 
     def _head_is_too_large(self) -> bool:

@@ -53,6 +53,8 @@ class _ResponseFormat(msgspec.Struct):
     type: str
 
 
+_RAWS = list[msgspec.Raw]  # once: a type made for each request costs more than to use it
+_number: Callable[[Any], int | float | None] = msgspec.json.Decoder(int | float | None).decode
 _messages = msgspec.json.Decoder(list[_Message])
 _parts = msgspec.json.Decoder(list[_Part])
 
@@ -212,15 +214,19 @@ def read_model(fields: dict[str, msgspec.Raw]) -> str:
 
 def _max_tokens(fields: dict[str, msgspec.Raw]) -> int | None:
     """The client's limit on all answers together: ``n`` of them may be asked for."""
-    limits = [read_count(fields, name, 0) for name in ("max_completion_tokens", "max_tokens")]
+    limit = read_count(fields, "max_completion_tokens", 0)
+    other = read_count(fields, "max_tokens", 0)
     answers = read_count(fields, "n", 1) or 1
-    limit = next((limit for limit in limits if limit is not None), None)
+    limit = other if limit is None else limit
     return None if limit is None else min(limit * answers, MOST_TOKENS)
 
 
 def read_count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | None:
     """A whole number, which some clients write as 16.0."""
-    value = typed_field(fields, name, int | float, "a whole number")
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    value = decode_field(_number, raw, name, "a whole number")
     if value is None:
         return None
     if value != int(value):
@@ -231,7 +237,7 @@ def read_count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | N
 
 
 def _has_tools(fields: dict[str, msgspec.Raw]) -> bool:
-    tools = typed_field(fields, "tools", list[msgspec.Raw], "a list of tools")
+    tools = typed_field(fields, "tools", _RAWS, "a list of tools")
     if not tools:
         return False
     choice = fields.get("tool_choice")
