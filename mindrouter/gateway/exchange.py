@@ -104,6 +104,7 @@ class Exchange:
         finally:
             self.client.unwatch()
             self.close_record()
+            self.relay = None  # it refers back; without the circle all is freed at once
             self.runtime.serving.discard(task)
             # The relay refers back to here: a large body would stay until the next collection.
             self.asked = self.relay = None
