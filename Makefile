@@ -48,6 +48,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/decisions.py
 	$(BIN)/python bench/spool.py
 	$(BIN)/python bench/upstream.py
+	$(BIN)/python bench/gateway.py
 
 # The simulator of scheduling policies lives outside of this repository.
 FAIRNESS_BENCH ?=
