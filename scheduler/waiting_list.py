@@ -113,6 +113,22 @@ def window(
     )
 
 
+def own_rows(
+    flows: Sequence[FlowPicture], now: float, user_id: int
+) -> list[tuple[Row, dict[str, int]]]:
+    """A user's jobs in order and, for each, {group: jobs that are served before it}."""
+    found: list[tuple[Row, dict[str, int]]] = []
+    ahead: Counter[str] = Counter()
+    for place in _in_order(flows):
+        flow = place[4]
+        if place[2] == 1:  # another pool begins
+            ahead.clear()
+        if flow.user_id == user_id and len(found) < WINDOW_ROWS:
+            found.append((_row(place, now), dict(ahead)))
+        ahead[flow.group or NO_GROUP] += 1
+    return found
+
+
 def _in_order(flows: Iterable[FlowPicture]) -> list[_Place]:
     """Every job with its place among those of its pool, background last (R13)."""
     keyed = [

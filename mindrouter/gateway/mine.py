@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,7 +14,6 @@ from django.utils import timezone
 
 from accounts.models import BudgetPeriod, User
 from mindrouter.gateway.errors import GatewayError
-from scheduler.core.scheduler import QueuedView
 from scheduler.explain import sentence
 from scheduler.models import Decision
 from scheduler.runtime import Runtime
@@ -24,6 +21,7 @@ from scheduler.serializers import DecisionDetailSerializer
 from scheduler.services import case_of
 from scheduler.snapshot import Key
 from scheduler.spool import Record
+from scheduler.waiting_list import Row, own_rows
 
 Page = Callable[[Runtime, Key], Awaitable[bytes]]
 _encode = msgspec.json.Encoder().encode
@@ -34,17 +32,14 @@ _encode = msgspec.json.Encoder().encode
 
 async def queue(runtime: Runtime, key: Key) -> bytes:
     """``GET /v1/queue/me``: the owner's requests that wait or run."""
-    views = runtime.scheduler.queue(time.monotonic())
-    waiting = {view.request_id: view for view in views if view.user_id == key.user_id}
-    mine = [one for one in runtime.spool.open_records() if one.user_id == key.user_id]
-    return _encode(
-        {
-            "waiting": [_waiting(one, waiting[one.request_id], runtime, views) for one in mine
-                        if one.request_id in waiting],
-            "running": [_running(one) for one in mine
-                        if one.request_id not in waiting and one.attempts],
-        }
-    )  # fmt: skip
+    rows = await _own_rows(runtime, key.user_id)
+    mine = {r.request_id: r for r in runtime.spool.open_records() if r.user_id == key.user_id}
+    waiting = [_waiting(mine[row.request_id], row, ahead) for row, ahead in rows
+               if row.request_id in mine]  # fmt: skip
+    waiting_ids = {row.request_id for row, _ in rows}
+    running = [_running(one) for one in mine.values()
+               if one.attempts and one.request_id not in waiting_ids]  # fmt: skip
+    return _encode({"waiting": waiting, "running": running})
 
 
 async def request(runtime: Runtime, key: Key, request_id: str) -> bytes:
@@ -54,11 +49,20 @@ async def request(runtime: Runtime, key: Key, request_id: str) -> bytes:
         return await _from_database(_ended, key.user_id, request_id)
     if record.user_id != key.user_id:
         raise _unknown(request_id)
-    views = runtime.scheduler.queue(time.monotonic())
-    view = next((view for view in views if view.request_id == request_id), None)
-    if view is None:
-        return _encode(_running(record))
-    return _encode(_waiting(record, view, runtime, views))
+    for row, ahead in await _own_rows(runtime, key.user_id):
+        if row.request_id == request_id:
+            return _encode(_waiting(record, row, ahead))
+    return _encode(_running(record))
+
+
+async def _own_rows(runtime: Runtime, user_id: int) -> list[tuple[Row, dict[str, int]]]:
+    """In a thread: with thousands waiting it takes a while to put them in order."""
+
+    def look() -> list[tuple[Row, dict[str, int]]]:
+        picture = runtime.queue_picture()
+        return own_rows(picture.flows, picture.taken_at, user_id)
+
+    return await asyncio.to_thread(look)
 
 
 def _running(record: Record) -> dict[str, Any]:
@@ -70,26 +74,21 @@ def _running(record: Record) -> dict[str, Any]:
     }
 
 
-def _waiting(
-    record: Record, view: QueuedView, runtime: Runtime, views: list[QueuedView]
-) -> dict[str, Any]:
-    ahead = [v for v in views if v.model_name == view.model_name and v.position < view.position]
-    users = runtime.snapshot.users
-    groups = Counter(users[v.user_id].group_name or "" for v in ahead if v.user_id in users)
-    seconds = runtime.estimate(view.request_id)
+def _waiting(record: Record, row: Row, ahead: dict[str, int]) -> dict[str, Any]:
+    flow = row.flow
     return {
         **_head(record, "waiting"),
-        "position": view.position,
-        "estimated_wait_seconds": seconds,
-        "waited_seconds": max(0.0, time.monotonic() - view.enqueued_at),
-        "ahead_by_group": dict(groups),
+        "position": row.position,
+        "estimated_wait_seconds": row.estimate_seconds,
+        "waited_seconds": row.waited_seconds,
+        "ahead_by_group": ahead,
         "priority": {
-            "deficit": view.deficit,
-            "burst_credits": view.burst_credits,
-            "weight": view.weight,
-            "factor": view.factor,
-            "wait_bonus": view.wait_bonus,
-            "total": view.priority,
+            "deficit": flow.deficit,
+            "burst_credits": flow.burst_credits,
+            "weight": flow.weight,
+            "factor": flow.factor,
+            "wait_bonus": flow.wait_bonus,
+            "total": flow.priority,
         },
     }
 

@@ -17,6 +17,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/messages": {"max_tokens": 5, "messages": MESSAGES},
     "/anthropic/v1/messages": {"max_tokens": 5, "messages": MESSAGES},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/anthropic/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/responses": {"input": "hi"},
     "/api/chat": {"messages": MESSAGES},
     "/api/generate": {"prompt": "hi"},
