@@ -17,11 +17,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
 django_application = get_asgi_application()
 
 from mindrouter.gateway.consumer import GatewayConsumer, running_runtime, serves  # noqa: E402
+from scheduler.consumers import routes  # noqa: E402
 from scheduler.runtime import current  # noqa: E402
 
 gateway = GatewayConsumer.as_asgi()
 others = ProtocolTypeRouter(
-    {"http": django_application, "websocket": AuthMiddlewareStack(URLRouter([]))}
+    {"http": django_application, "websocket": AuthMiddlewareStack(URLRouter(routes))}
 )
 
 

@@ -1,26 +1,51 @@
-"""The first page's figures."""
+"""The first page's figures: served with the page, by poll, or over a WebSocket."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.views.decorators.http import require_GET
 
-from scheduler import services
+from scheduler import overview, services
+
+READER = "accounts.view_group"
+TEMPLATE = "pages/_overview_live.html"
 
 
 def overview_context(request: HttpRequest) -> dict[str, Any]:
-    """What the cards show; nothing for staff who may not read groups."""
-    if not request.user.has_perm("accounts.view_group"):
+    """What the page shows; nothing for staff who may not read groups."""
+    if not request.user.has_perm(READER):
         return {}
-    view = services.live()
-    return {"live": view, "overview": services.overview(view), "is_reader": True}
+    return {**_figures(), "is_reader": True}
 
 
 @require_GET
 def figures(request: HttpRequest) -> HttpResponse:
-    """The cards alone, for htmx to put into place."""
-    context = {**overview_context(request), "oob": True}
-    return TemplateResponse(request, "pages/_overview_cards.html", context)
+    """The figures alone, for htmx to put into place where there is no WebSocket."""
+    if not request.user.has_perm(READER):
+        raise PermissionDenied
+    return TemplateResponse(request, TEMPLATE, _figures())
+
+
+def figures_html() -> str:
+    """The same as text: it is the same for everybody who may read it."""
+    return render_to_string(TEMPLATE, _figures())
+
+
+def _figures() -> dict[str, Any]:
+    """A fixed number of queries, whatever there is of users, groups, backends and records."""
+    view = services.live()
+    rows = overview.backend_rows(view)
+    return {
+        "live": view,
+        "overview": services.overview(view),
+        "groups": services.group_figures(view),
+        "backend_rows": rows,
+        "attention": overview.attention(rows),
+        "refusals": overview.refusals(),
+        "gap_part": view.gap / view.gap_bound if view is not None and view.gap_bound else None,
+    }

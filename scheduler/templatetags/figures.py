@@ -54,3 +54,9 @@ def tokens(number: float | None) -> str:
 def percent_value(fraction: float | None) -> str:
     """0.333 as "33.30", for widths; within 0 and 100, and 0 for nothing."""
     return f"{min(1.0, max(0.0, fraction or 0.0)) * 100:.2f}"
+
+
+@register.filter
+def gib(mib: float | None) -> str:
+    """24576 MiB as "24 GiB"."""
+    return NOTHING if mib is None else f"{mib / 1024:.1f}".removesuffix(".0") + NO_BREAK + "GiB"
