@@ -282,7 +282,9 @@ class Runtime:
 
     def mark_ok(self, backend_id: int) -> None:
         """P5: this backend has answered."""
-        self.scheduler.mark_ok(backend_id, time.monotonic())
+        now = time.monotonic()
+        self.scheduler.mark_ok(backend_id, now)
+        self._arm(now)
 
     def first_byte(self, ticket: Ticket) -> None:
         """The backend has begun to answer; feeds its latency (P2)."""

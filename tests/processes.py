@@ -59,6 +59,7 @@ class RouterProcess:
             verify=NO_TLS,
         )
         self.process: asyncio.subprocess.Process
+        self._raw: list[RawClient] = []
 
     async def start(self, server: str = "uvicorn", **environment: str) -> Self:
         """Start it and wait until it serves."""
@@ -103,7 +104,9 @@ class RouterProcess:
             return await self.process.wait()
 
     async def raw(self) -> RawClient:
-        return RawClient(*await asyncio.open_connection("127.0.0.1", self.port), self.key)
+        streams = await asyncio.open_connection("127.0.0.1", self.port)
+        self._raw.append(RawClient(*streams, self.key))
+        return self._raw[-1]
 
     def log(self) -> str:
         return (self.folder / "log").read_text()
@@ -127,6 +130,8 @@ class RouterProcess:
 
     async def close(self) -> None:
         await self.client.aclose()
+        for client in self._raw:
+            client.reset()
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()

@@ -254,6 +254,8 @@ class RawClient:
 
     def reset(self) -> None:
         """RST."""
+        if self.writer.transport.is_closing():
+            return
         sock = self.writer.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()

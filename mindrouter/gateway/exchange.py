@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from scheduler.snapshot import Endpoint, Key
 from scheduler.spool import Attempt, Record
 
 logger = logging.getLogger(__name__)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 JSON_HEAD = (b"content-type", b"application/json")
 EVENT_STREAM_HEAD: Headers = [
@@ -383,7 +386,7 @@ class Exchange:
 
 def _placement_headers(backend: str, waited: float, reason: str) -> Headers:
     return [
-        (b"x-mindrouter-backend", backend.encode("latin-1", "replace")),
+        (b"x-mindrouter-backend", _CONTROL.sub("?", backend).encode("latin-1", "replace")),
         (b"x-mindrouter-queue-ms", b"%d" % round(max(0.0, waited) * 1000)),
         (b"x-mindrouter-reason", reason.encode()),
     ]

@@ -90,6 +90,7 @@ class StreamRelay:
         first = await self._first_events(response)
         if isinstance(first, Failure):
             return first
+        self._exchange.runtime.mark_ok(self._endpoint.backend_id)  # the stream's end may be far off
         if not client.started:
             await client.start_stream(200, self._head)
         self._asked.fields = {}  # it will not be sent again, and may be large

@@ -758,3 +758,43 @@ async def test_streams_go_on_while_another_backend_fails(
         assert {(await router.chat()).status_code for _ in range(5)} == {502}
         go_on.set()
         assert {said((await task).text) for task in streams} == {"Hello, world"}
+
+
+async def test_a_long_stream_as_the_probe_holds_the_others_up_only_to_its_first_event(
+    router: RunningRouter, stub: OpenAIStub, backend: int, settings: Any
+) -> None:
+    settings.BACKEND_FAIL_WINDOW = 0.1
+    await router.reload()
+    stub.then(*[reset] * 3)
+    error(await router.chat(), 502, "upstream_ended_early")
+    await asyncio.sleep(0.1)
+    begin, go_on = asyncio.Event(), asyncio.Event()
+
+    async def long_stream(call: Call) -> None:
+        await begin.wait()
+        await call.start_stream()
+        await call.say("Hel")
+        await go_on.wait()
+        await call.finish()
+        await call.end()
+
+    stub.then(long_stream)
+    probe = asyncio.create_task(router.chat(stream=True))
+    await stub.until_calls(4)
+    others = [asyncio.create_task(router.chat()) for _ in range(2)]
+    await router.until_waiting(2)
+    assert len(stub.calls) == 4  # one at a time until it has answered
+    begin.set()
+    answers = await asyncio.wait_for(asyncio.gather(*others), 1.0)
+    assert [a.status_code for a in answers] == [200, 200]
+    assert not probe.done()
+    go_on.set()
+    assert said((await probe).text) == "Hel"
+
+
+async def test_a_backends_name_cannot_add_headers(router: RunningRouter, stub: OpenAIStub) -> None:
+    await router.backend(stub, "a\r\nX-Injected: 1\r\n\r\nü€")
+    response = await router.chat()
+    assert response.status_code == 200
+    assert "x-injected" not in response.headers
+    assert response.headers["x-mindrouter-backend"].startswith("a??X-Injected: 1")

