@@ -54,7 +54,7 @@ def test_the_demo_serves_the_openai_client_from_its_first_start(tmp_path: Path) 
 
 def test_killing_any_process_stops_no_other_and_each_comes_back(tmp_path: Path) -> None:
     with running_site(tmp_path / "data", DEMO="0") as site:
-        parts = ("rungateway", "runrecorder", "celery")
+        parts = ("rungateway", "runrecorder", "mindrouter worker", "mindrouter beat")
         site.until("all run", lambda: all(site.pids(part) for part in parts))
         for part in parts:
             before = {other: site.pids(other) for other in parts}
