@@ -52,6 +52,8 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _model(request, "Nodes", "memory", "backends.node"),
         _model(request, "Settings", "tune", "scheduler.sitesettings"),
     ]
+    if request.user.has_perm("accounts.view_group"):
+        cluster.append({"title": "History", "icon": "history", "link": reverse("admin:history")})
     if request.user.has_perm("scheduler.view_decision"):
         queue = {"title": "Queue", "icon": "hourglass_top", "link": reverse("admin:queue")}
         cluster.insert(0, queue)
