@@ -182,6 +182,7 @@ class Runtime:
         self._settled = False
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # on the loop's clock
         self._view: LiveView | None = None
         self._telemetry: dict[int, Telemetry] = {}
 
@@ -349,10 +350,11 @@ class Runtime:
             return
         when = self._loop.time() + max(0.0, event - now)
         if self._timer is not None:
-            if not self._timer.cancelled() and self._loop.time() < self._timer.when() <= when:
+            if self._timer_at <= when:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._on_timer)
+        # The time is kept here, as uvloop's handles do not know it when it is now.
+        self._timer, self._timer_at = self._loop.call_at(when, self._on_timer), when
 
     def _on_timer(self) -> None:
         self._timer = None

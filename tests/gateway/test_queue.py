@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from accounts.models import Group, Quota, User
-from tests.running import RunningRouter, body, events, said
+from tests.running import RunningRouter, body, events, said, until
 from tests.stubs.openai_stub import OpenAIStub, held, refuse
 
 FULL = {"max_concurrent": 1}
@@ -131,6 +131,18 @@ async def test_a_wait_that_is_too_long_ends(
         ("refused", "queue_timeout", 0)
     ] * 2
     assert len(stub.calls) == 1
+
+
+async def test_what_is_due_at_once_is_done_at_once(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pumped = []
+    monkeypatch.setattr(router.runtime.scheduler, "next_event", lambda now: now)
+    monkeypatch.setattr(router.runtime, "_on_timer", lambda: pumped.append(True))
+    for _ in range(3):
+        router.runtime._arm(0.0)
+    await until(lambda: bool(pumped))
+    assert pumped == [True]
 
 
 # ---- limits of a user
