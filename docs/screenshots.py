@@ -16,6 +16,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 PAGES = {
     "overview": "/admin/",
     "groups": "/admin/groups/",
+    "queue": "/admin/queue/",
+    "what-if": "/admin/what-if/",
+    "history": "/admin/history/",
     "decisions": "/admin/scheduler/decision/",
     "backends": "/admin/backends/backend/",
     "users": "/admin/accounts/user/",

@@ -254,3 +254,41 @@ async def test_who_loses_the_right_to_read_loses_the_connection(router: RunningR
         async with asyncio.timeout(5):
             await socket.wait_closed()
     assert socket.close_code == consumers.FORBIDDEN
+
+
+@pytest.mark.browser
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")  # whitenoise's files
+async def test_a_browser_shows_what_the_socket_sends_and_keeps_the_place(
+    router: RunningRouter, chromium, monkeypatch
+):
+    monkeypatch.setattr(consumers, "EVERY_SECONDS", 0.2)
+    session = await router.ask(_sign_in_staff)
+    tab = await asyncio.to_thread(
+        lambda: chromium.open(base_url=router.url, viewport={"width": 400, "height": 800})
+    )
+
+    def look(page) -> None:
+        page.context.add_cookies([{"name": "sessionid", "value": session, "url": router.url}])
+        page.goto("/admin/")
+        page.wait_for_selector("#overview-live[data-connected=yes]")
+        page.locator("[aria-label=Backends]").evaluate(
+            "one => { one.scrollLeft = 40; one.focus(); }"
+        )
+
+    def look_again(page) -> tuple[int, str]:
+        page.get_by_text("weight 77").wait_for()
+        region = page.locator("[aria-label=Backends]")
+        focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
+        return region.evaluate("one => one.scrollLeft"), focused
+
+    try:
+        await router.change(_make_gpu)
+        await asyncio.to_thread(tab, look)
+        await router.user("bob", weight=77)
+        assert await asyncio.to_thread(tab, look_again) == (40, "Backends")
+    finally:
+        await asyncio.to_thread(tab.close)
+
+
+def _make_gpu() -> None:
+    make_backend("gpu-1")
