@@ -27,8 +27,8 @@ from tests.stubs.openai_stub import (
     stream,
 )
 
-REQUESTS = 500
-SEEDS = [1, 2, 3]
+REQUESTS = 300
+SEEDS = [1, 2]
 HTML = respond(200, b"<html>", ("Content-Type", "text/html"))
 
 

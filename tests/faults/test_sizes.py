@@ -15,7 +15,7 @@ import pytest
 
 from mindrouter.gateway import client as client_module
 from mindrouter.server import give_large_memory_back
-from tests.running import RunningRouter, body
+from tests.running import RunningRouter, body, until
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary, sse
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -106,6 +106,26 @@ async def test_over_the_limit_a_body_is_refused_before_it_is_read(
     assert stub.calls == []
     record = await router.record()
     assert (record.outcome, record.reason, record.status) == ("refused", "body_too_large", 413)
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "expected"),
+    [("POST /v1/chat/completions", "Bearer wrong", 401), ("POST /v1/nothing", "", 404)],
+)
+async def test_a_refusal_reaches_a_client_that_reads_only_when_all_is_sent(
+    router: RunningRouter, target: str, key: str, expected: int
+) -> None:
+    data = b"x" * (20 * MB)
+    head = f"{target} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nConnection: close\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    try:
+        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        await writer.drain()
+        await until(lambda: writer.transport.get_write_buffer_size() == 0)
+        answer = await asyncio.wait_for(reader.read(), 5.0)
+    finally:
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 %d " % expected)
 
 
 async def test_a_declared_length_beyond_all_reason_is_refused_at_once(
