@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 import struct
@@ -234,6 +235,16 @@ class RawClient:
         async with asyncio.timeout(within):
             data = await self.reader.readexactly(int(headers.get("content-length", 0)))
         return int(first.split(" ")[1]), headers, data
+
+    async def response_or_stream(self, within: float) -> bytes:
+        """A response of either kind, head and all."""
+        head = await self.until(b"\r\n\r\n", within)
+        lower = head.lower()
+        if b"transfer-encoding: chunked" not in lower:
+            length = re.search(rb"content-length: (\d+)", lower)
+            async with asyncio.timeout(within):
+                return head + await self.reader.readexactly(int(length[1]) if length else 0)
+        return head + await self.until(b"0\r\n\r\n", within)
 
     async def to_end(self, within: float = 5.0) -> bytes:
         """Everything until the connection ends, in whatever way."""

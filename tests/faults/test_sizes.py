@@ -318,3 +318,30 @@ async def test_small_requests_are_served_while_a_large_answer_passes(
         took.append(time.monotonic() - began)
     assert isinstance(await passing, httpx.Response)
     assert max(took) < 1.0
+
+
+# ---- V9: aborted uploads
+
+
+async def test_aborted_uploads_leave_no_files_tasks_or_memory(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    await router.chat()
+    gc.collect()
+    files, before = await asyncio.to_thread(open_files), resident()
+    for _ in range(40):
+        async with await router.raw() as client:
+            client.send("POST /v1/chat/completions", {"Content-Length": str(5 * MB)}, b"x" * MB)
+            await client.writer.drain()
+            client.reset()
+    await router.idle()
+    await until(lambda: not router._state.tasks)
+    gc.collect()
+    assert resident() - before < 20 * MB
+    assert await asyncio.to_thread(open_files) <= files + 1
+    assert len(stub.calls) == 1
+    outcomes = [r.outcome for r in await router.records()]
+    assert outcomes.count("cancelled") == len(outcomes) - 1
