@@ -16,7 +16,14 @@ from tests.pages.live import Cluster
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 PASSWORD = "a-long-enough-password"
-OWN_PAGES = ["/admin/", "/admin/groups/", "/admin/decisions/req-1/"]
+OWN_PAGES = [
+    "/admin/",
+    "/admin/groups/",
+    "/admin/queue/",
+    "/admin/what-if/",
+    "/admin/history/",
+    "/admin/decisions/req-1/",
+]
 DJANGO_PAGES = [
     "/admin/scheduler/decision/",
     "/admin/scheduler/sitesettings/1/change/",
