@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from django import forms
+from unfold.widgets import UnfoldAdminFileFieldWidget
 
 from accounts.importing import MOST_BYTES, decode
 from accounts.models import MAX_WEIGHT, Group, Quota
@@ -200,7 +201,7 @@ class ImportForm(forms.Form):
     """A file of users, or the text of one that was checked before."""
 
     file = forms.FileField(
-        required=False, widget=forms.ClearableFileInput({"accept": ".csv,text/csv"})
+        required=False, widget=UnfoldAdminFileFieldWidget({"accept": ".csv,text/csv"})
     )
     text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     reason = _reason_field()

@@ -143,20 +143,20 @@ class User(AbstractUser):
 
     def clean(self) -> None:
         super().clean()
-        self._imply_staff()
+        self.imply_staff()
         gives_up = not (self.is_active and self.is_superuser)
         if gives_up and self.pk and is_last_superuser(self.pk):
             raise ValidationError(LAST_SUPERUSER)
 
     def save(self, *args: Any, **options: Any) -> None:
         names = options.get("update_fields")
-        if self._imply_staff() and names is not None:
+        if self.imply_staff() and names is not None:
             options["update_fields"] = {*names, "is_staff"}
         super().save(*args, **options)
         self.stored_role = self.role
 
-    def _imply_staff(self) -> bool:
-        """Whether this changed ``is_staff``."""
+    def imply_staff(self) -> bool:
+        """Bring ``is_staff`` into line with the role; returns whether this changed it."""
         before = self.is_staff
         if self.role != Role.USER or self.is_superuser:
             self.is_staff = True

@@ -99,7 +99,8 @@ class PeopleActions(ModelAdmin):  # type: ignore[misc]
             return self._page(request, "accounts/import.html", context)
         found = read(form.cleaned_data["text"])
         if found.is_valid and "apply" in request.POST:
-            count = save(found, form.cleaned_data["reason"] or "CSV import")
+            by = request.user if isinstance(request.user, User) else None
+            count = save(found, form.cleaned_data["reason"] or "CSV import", by)
             self.message_user(request, f"{count} users were imported.", messages.SUCCESS)
             return redirect("admin:accounts_user_changelist")
         # What is wrong is shown first.

@@ -57,10 +57,9 @@ class UserAdmin(PeopleActions, SimpleHistoryAdmin, DjangoUserAdmin, ModelAdmin):
     list_display = (
         "username",
         "group_link",
-        "role",
-        "is_active",
-        "is_staff",
-        "is_superuser",
+        "short_role",
+        "active",
+        "superuser",
         "email",
         "keys",
         "more",
@@ -72,7 +71,15 @@ class UserAdmin(PeopleActions, SimpleHistoryAdmin, DjangoUserAdmin, ModelAdmin):
     fieldsets = (
         (None, {"fields": ("username", "password", "group")}),
         ("Person", {"fields": ("first_name", "last_name", "email")}),
-        ("Access to these pages", {"fields": ("is_active", "is_staff", "role", "is_superuser")}),
+        (
+            "Access to these pages",
+            {
+                "fields": ("is_active", "role", "is_superuser", "is_staff"),
+                "description": "A role above user, and being a superuser, imply staff. Staff reads "
+                "everything; an operator changes backends and removes waiting requests besides; "
+                "only superusers manage people.",
+            },
+        ),
         ("Dates", {"fields": ("last_login", "date_joined")}),
     )
     add_fieldsets = (
@@ -96,6 +103,18 @@ class UserAdmin(PeopleActions, SimpleHistoryAdmin, DjangoUserAdmin, ModelAdmin):
         if user.group is None:
             return "–"
         return _link(reverse("admin:accounts_group_change", args=[user.group.pk]), user.group.name)
+
+    @admin.display(description="role", ordering="role")
+    def short_role(self, user: User) -> str:
+        return str(user.role)
+
+    @admin.display(description="active", boolean=True, ordering="is_active")
+    def active(self, user: User) -> bool:
+        return user.is_active
+
+    @admin.display(description="superuser", boolean=True, ordering="is_superuser")
+    def superuser(self, user: User) -> bool:
+        return user.is_superuser
 
     @admin.display(description="keys", ordering="key_count")
     def keys(self, user: Any) -> SafeString:

@@ -112,7 +112,9 @@ def test_the_history_says_who_changed_what_from_what(admin_client):
         admin_client.get(f"/admin/accounts/group/{group.pk}/history/").content.decode().split()
     )
     assert "root" in page
-    assert "3.000000 → 5" in strip_tags(page).replace("&rarr;", "→")
+    assert "Scheduler weight: 3.000000 arrow_right_alt 5.000000" in " ".join(
+        strip_tags(page).split()
+    )
 
 
 @pytest.mark.parametrize("name", ["user", "group", "quota", "apikey"])

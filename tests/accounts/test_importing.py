@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
 from accounts.importing import MOST_BYTES, read, save
@@ -52,6 +54,12 @@ def test_a_file_makes_and_changes_users_with_quotas_and_history():
     assert (bob.role, bob.is_staff, bob.has_usable_password()) == (Role.AUDITOR, True, False)
     assert (bob.quota.token_budget, bob.quota.budget_period) == (1000, "day")
     assert ada.history.first().history_change_reason == "term"
+    assert bob.quota.history.get().token_budget == 1000
+    again = read("username,role,weight_override\nbob,user,2\n")
+    assert save(again, "back") == 1
+    bob = User.objects.get(username="bob")
+    assert (bob.role, bob.is_staff, bob.quota.weight_override) == (Role.USER, False, 2)
+    assert [one.history_type for one in bob.quota.history.all()] == ["~", "+"]
 
 
 def test_an_empty_cell_leaves_what_is_stored():
@@ -103,6 +111,15 @@ def test_reading_five_thousand_rows_asks_the_database_three_times(
     with django_assert_num_queries(3):
         found = read("username,email,group\n" + lines)
     assert found.counts() == {"new": 4999, "changed": 1, "unchanged": 0, "wrong": 0}
+
+
+def test_saving_five_thousand_users_takes_few_statements():
+    lines = "".join(f"u{n},faculty,2\n" for n in range(5000))
+    found = read("username,group,weight_override\n" + lines)
+    with CaptureQueriesContext(connection) as queries:
+        assert save(found, "term") == 5000
+    assert len(queries) < 400
+    assert (Quota.history.count(), User.history.count()) == (5000, 5000)
 
 
 def upload(client: Client, text: str | bytes, **fields):
