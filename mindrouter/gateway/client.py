@@ -86,6 +86,11 @@ class Client:
 
     # ---- reading
 
+    @property
+    def body_is_coming(self) -> bool:
+        """Whether a part of the request's body is still to come, as far as the server tells."""
+        return self._wire is not None and self._wire.body_is_coming
+
     async def read_body(self, limit: int) -> bytes:
         """The whole body, at most ``limit`` bytes of it.
 

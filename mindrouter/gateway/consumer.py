@@ -288,7 +288,8 @@ async def _respond_error(client: Client, error: GatewayError, request_id: str) -
         await client.cut()
         return
     body = errors_at(client.scope["path"]).body(error, request_id)
-    await client.respond(error.status, error_headers(error), body)
+    respond = client.respond_unread if client.body_is_coming else client.respond
+    await respond(error.status, error_headers(error), body)
 
 
 # ---- CORS, as configured

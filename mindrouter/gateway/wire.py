@@ -25,6 +25,11 @@ class Wire:
         self._head = b""  # of a response in parts, until its first part
         self._chunked = False
 
+    @property
+    def body_is_coming(self) -> bool:
+        """Whether a part of the request's body is still to come."""
+        return bool(self._cycle.more_body)
+
     def whole_body(self) -> bytes | None:
         """The request's body if it is here to its end and the client, too; else None.
 
