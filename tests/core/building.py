@@ -81,6 +81,7 @@ class Bench:
         self.tunables = Tunables(**tunables)
         self.core = Scheduler(self.tunables)
         self._leases: list[Lease] = []
+        self._tickets: list[Ticket] = []
         self.configure()
 
     def configure(self, **tunables: Any) -> None:
@@ -97,12 +98,18 @@ class Bench:
     def submit(
         self, user_id: int, model_name: str = "m", prompt: int = 100, **values: Any
     ) -> Ticket:
-        return self.core.submit(job(user_id, model_name, prompt, **values), self.now)
+        ticket = self.core.submit(job(user_id, model_name, prompt, **values), self.now)
+        self._tickets.append(ticket)
+        return ticket
 
     def pump(self) -> list[Ticket]:
         changed = self.core.pump(self.now)
         self._leases += [ticket.lease for ticket in changed if ticket.lease is not None]
         return changed
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        return [ticket for ticket in self._tickets if ticket.state == "queued"]
 
     def running(self, user_id: int) -> list[Lease]:
         """The user's open leases, oldest first."""

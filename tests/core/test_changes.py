@@ -195,12 +195,17 @@ def test_usage_is_as_old_after_a_restart_as_before() -> None:
 
 
 def test_what_is_held_is_not_charged_over_a_restart() -> None:
-    bench = Bench([user(1), user(2)], [backend(1, 4)])
+    bench = Bench([user(1), user(2)], [backend(1, 1)])
+    bench.settle(bench.serve(2, max_tokens=0), 200)
     bench.settle(bench.serve(1, max_tokens=0), 100)
     bench.serve(1, prompt=9000)
     new = restarted(bench)
-    assert new.serve(1).decision.user_deficit == 1000.0
-    assert new.share(1).recent_tokens == 100
+    new.serve(1, prompt=0, max_tokens=0)
+    new.submit(1, max_tokens=0)
+    new.submit(2, max_tokens=0)
+    new.pump()
+    deficit = {v.user_id: v.deficit for v in new.core.queue(new.now)}
+    assert deficit[1] - deficit[2] == pytest.approx(200 - 100)
 
 
 def test_a_checkpoint_of_another_version_or_of_users_that_are_gone_is_no_obstacle() -> None:

@@ -185,6 +185,25 @@ def test_a_retried_job_keeps_its_place() -> None:
     assert first.ticket.attempts == 2
 
 
+def test_a_retried_jobs_wait_counts_from_its_arrival() -> None:
+    """Nothing costs anything here, so that waiting alone decides."""
+    bench = Bench([user(1), user(2), user(3)], [backend(1, 1)])
+    lease = bench.serve(3, prompt=0, max_tokens=0)
+    first = bench.submit(1, prompt=0, max_tokens=0)
+    bench.pump()
+    bench.now += 50.0
+    other = bench.submit(2, prompt=0, max_tokens=0)
+    bench.now += 40.0
+    bench.settle(lease, 0)
+    assert bench.pump() == [first]
+    bench.now += 10.0
+    bench.submit(1, prompt=0, max_tokens=0)
+    bench.core.retry(lease_of(first), bench.now)
+    assert bench.pump() == [first]
+    bench.settle(lease_of(first), 0)
+    assert bench.pump() == [other]
+
+
 def test_two_retries_of_one_user_go_in_the_order_of_their_arrival() -> None:
     bench = Bench([user(1)], [backend(1, 2)])
     first, second = bench.serve(1), bench.serve(1)

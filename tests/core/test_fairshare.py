@@ -195,6 +195,19 @@ def test_a_newcomer_starts_at_the_level_of_the_class() -> None:
     assert deficits(bench) == pytest.approx({2: 1000.0, 1: 900.0})
 
 
+def test_idling_saves_nothing_up() -> None:
+    """User 2 stops at 100 while user 1 goes on to 10,000, and comes back at that level."""
+    bench = Bench([user(1), user(2)], [backend(1, 1)])
+    bench.settle(bench.serve(2, max_tokens=0), 100)
+    for _ in range(10):
+        bench.settle(bench.serve(1, max_tokens=0), 1000)
+    bench.serve(1, max_tokens=0)
+    bench.submit(1, max_tokens=0)
+    bench.submit(2, max_tokens=0)
+    bench.pump()
+    assert deficits(bench) == pytest.approx({2: 1000.0, 1: 900.0})
+
+
 def test_a_debt_from_elsewhere_is_cut_to_the_cap() -> None:
     bench = Bench([user(1, 2.0), user(2)], [backend(1, 4, ["fast"]), backend(2, 1, ["slow"])])
     bench.settle(bench.serve(2, "slow", max_tokens=0), 100)
@@ -232,6 +245,19 @@ def test_debt_within_a_class_is_kept_whatever_its_size() -> None:
     bench.pump()
     # User 2 was dispatched at 100, which is the level now.
     assert deficits(bench)[1] == pytest.approx(100 + 1000 - 30_000)
+
+
+def test_a_debt_from_elsewhere_on_top_of_an_own_one_is_cut_to_the_own_one() -> None:
+    bench = Bench([user(1), user(2)], [backend(1, 2, ["slow"]), backend(2, 4, ["fast"])])
+    big = bench.serve(1, "slow", max_tokens=0)
+    bench.serve(2, "slow", max_tokens=0)
+    bench.submit(2, "slow", max_tokens=0)
+    bench.settle(big, 20_000)
+    bench.pump()  # user 2 at 100, which is the level now
+    bench.settle(bench.serve(1, "fast", max_tokens=0), 300_000)
+    bench.submit(1, "slow", max_tokens=0)
+    bench.pump()
+    assert deficits(bench)[1] == pytest.approx(100 + 1000 - 20_000)
 
 
 def test_clamps_act_on_activation_only() -> None:
@@ -327,6 +353,53 @@ def test_a_clipped_charge_is_not_refunded_beyond_what_it_moved() -> None:
     bench.core.refund(lease, bench.now)
     assert slow_deficit(bench) == pytest.approx(before + 100)
     assert slow_deficit(bench) <= 1000 - 8192 + 1e-9
+
+
+def test_a_refund_undoes_no_more_than_the_hold_had_moved() -> None:
+    """A debt of 20,000 on the slow model is beyond the cap, so that a hold elsewhere moves
+    nothing there; neither does its refund."""
+    bench = Bench([user(1), user(2)], [backend(1, 2, ["slow"]), backend(2, 1, ["fast"])])
+    own = bench.serve(1, "slow", max_tokens=0)
+    bench.serve(2, "slow", max_tokens=0)
+    for user_id in (1, 2):
+        bench.submit(user_id, "slow", max_tokens=0)
+    bench.pump()
+    bench.core.progress(own, 20_000, 0, bench.now)
+    bench.settle(own, 20_000)
+    bench.pump()
+    before = slow_deficit(bench)
+    elsewhere = bench.serve(1, "fast", prompt=5000, max_tokens=0)
+    assert slow_deficit(bench) == pytest.approx(before)
+    bench.core.refund(elsewhere, bench.now)
+    assert slow_deficit(bench) == pytest.approx(before)
+
+
+def test_a_user_who_waits_elsewhere_is_lifted_only_where_it_comes_back() -> None:
+    """User 1 waits at 0 for the quiet model and comes to the busy one, whose level is 5000."""
+    bench = Bench([user(1), user(2)], [backend(1, 1, ["quiet"]), backend(2, 1, ["busy"])])
+    bench.serve(1, "quiet", prompt=0, max_tokens=0)
+    bench.submit(1, "quiet", max_tokens=0)
+    for _ in range(5):
+        bench.settle(bench.serve(2, "busy", max_tokens=0), 1000)
+    bench.serve(2, "busy", max_tokens=0)
+    bench.submit(1, "busy", max_tokens=0)
+    bench.pump()
+    views = {v.model_name: v.deficit for v in bench.core.queue(bench.now)}
+    assert views == pytest.approx({"quiet": 1000.0, "busy": 1000.0})
+
+
+def test_a_debt_that_was_cut_stays_cut_when_the_user_waits_nowhere_any_more() -> None:
+    bench = two_classes()
+    bench.settle(bench.running(1)[0], 100_000)
+    for ticket in [t for t in bench.waiting if t.job.user_id == 1]:
+        if ticket.job.model_name == "fast":
+            bench.core.cancel(ticket, bench.now)
+    slow = next(t for t in bench.waiting if t.job.user_id == 1 and t.state == "queued")
+    before = slow_deficit(bench)
+    bench.core.cancel(slow, bench.now)
+    bench.submit(1, "slow", max_tokens=0)
+    bench.pump()
+    assert slow_deficit(bench) == pytest.approx(before)
 
 
 # ---- T4
