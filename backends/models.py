@@ -21,6 +21,7 @@ from backends.validators import (
     validate_key,
     validate_mib,
     validate_model_names,
+    validate_name,
     validate_priority,
     validate_seconds,
     validate_server_url,
@@ -81,7 +82,7 @@ def default_poll_interval() -> float:
 class Node(models.Model):
     """A machine with GPUs."""
 
-    name = models.CharField(max_length=100, unique=True)
+    name = models.CharField(max_length=100, unique=True, validators=[validate_name])
     telemetry_url = models.CharField(
         "telemetry URL",
         max_length=500,
@@ -125,7 +126,7 @@ class NodeStatus(models.Model):
 class Backend(models.Model):
     """One LLM server."""
 
-    name = models.CharField(max_length=100, unique=True)
+    name = models.CharField(max_length=100, unique=True, validators=[validate_name])
     base_url = models.CharField(
         "base URL",
         max_length=500,

@@ -14,6 +14,15 @@ METADATA_HOSTS = frozenset({"metadata", "metadata.google.internal", "instance-da
 METADATA_ADDRESSES = frozenset({"100.100.100.200", "fd00:ec2::254"})
 
 
+def validate_name(value: str) -> None:
+    """Accept a name that can stand in a header and on one line of a page.
+
+    Raises: ValidationError.
+    """
+    if not value.isprintable():
+        raise ValidationError("A name must not have line ends or other control characters.")
+
+
 def validate_base_url(value: str) -> None:
     """Accept a backend's address: a server's URL, which paths are put behind.
 

@@ -26,6 +26,7 @@ from mindrouter.gateway.relay import BodyRelay, CutShortError, StreamRelay
 from mindrouter.gateway.requests import Asked
 from scheduler.core.errors import SchedulerError
 from scheduler.core.jobs import Job, Unit, Usage
+from scheduler.core.tickets import Lease
 from scheduler.runtime import Claim, Runtime
 from scheduler.snapshot import Endpoint, Key
 from scheduler.spool import Attempt, Record
@@ -170,16 +171,26 @@ class Exchange:
         tried: set[int] = set()
         while True:
             await self._wait(claim, asked)
+            lease = claim.lease
+            assert lease is not None  # noqa: S101  waited for
+            self._note_dispatch(lease)
             failure = await self._attempt(claim, asked)
             if failure is None:
                 return
-            lease = claim.lease
-            assert lease is not None  # noqa: S101  an attempt leaves the lease in place
             tried.add(lease.backend_id)
             self._mark(lease.backend_id, failure)
             if not self._is_worth_another(failure, claim.ticket.job.model_name, tried):
                 raise failure.error
             claim.retry(frozenset(tried))
+
+    def _note_dispatch(self, lease: Lease) -> None:
+        """Say in the start marker too where it went: if this process dies, that is all there is."""
+        record = self.record
+        record.dispatched_at = self.timeline.wall(lease.dispatched_at)
+        record.selected_backend_id = lease.backend_id
+        record.selected_backend = lease.backend_name
+        if lease.dispatched_at > lease.ticket.enqueued_at:
+            self.runtime.spool.open(record)  # the first marker may have said that it waits
 
     def _is_worth_another(self, failure: Failure, model_name: str, tried: set[int]) -> bool:
         snapshot = self.runtime.snapshot

@@ -330,3 +330,39 @@ async def test_more_slots_serve_those_who_wait_at_once(
     assert router.in_flight == 3
     go_on.set()
     assert {(await task).status_code for task in tasks} == {200}
+
+
+# ---- what would be left if the process died now
+
+
+async def test_an_open_record_says_whether_its_request_waits_or_where_it_went(
+    router: RunningRouter, stub: OpenAIStub, go_on: asyncio.Event, busy: asyncio.Task[Any]
+) -> None:
+    waiting = asyncio.create_task(router.chat())
+    await until(lambda: router.waiting == 1)
+    running, queued = router.runtime.spool.open_records()
+    assert (running.selected_backend, running.dispatched_at is None) == ("a", False)
+    assert (queued.selected_backend, queued.dispatched_at) == ("", None)
+    go_on.set()
+    await stub.until_calls(2)
+    assert (await waiting).status_code == 200
+
+
+async def test_what_waited_long_leaves_a_second_marker_when_it_is_served(
+    router: RunningRouter, stub: OpenAIStub, go_on: asyncio.Event, busy: asyncio.Task[Any]
+) -> None:
+    waiting = asyncio.create_task(router.chat())
+    await until(lambda: router.waiting == 1)
+    ended = asyncio.Event()
+    stub.then(held(ended))
+    go_on.set()
+    await stub.until_calls(2)
+    spool = router.runtime.spool
+    spool.announce()
+    spool.announce()
+    [file] = spool.directory.glob("*.open")
+    request_id = spool.open_records()[0].request_id
+    markers = [line for line in file.read_text().splitlines() if '{"open":' in line]
+    assert '"selected_backend":"a"' in [line for line in markers if request_id in line][-1]
+    ended.set()
+    assert (await waiting).status_code == 200
