@@ -20,7 +20,7 @@ from mindrouter.gateway.consumer import GatewayConsumer, running_runtime, serves
 from scheduler.consumers import routes  # noqa: E402
 from scheduler.runtime import current  # noqa: E402
 
-gateway = GatewayConsumer.as_asgi()
+gateway = GatewayConsumer()  # one for all requests, as it keeps nothing of any
 others = ProtocolTypeRouter(
     {"http": django_application, "websocket": AuthMiddlewareStack(URLRouter(routes))}
 )

@@ -9,15 +9,19 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def chosen_python(tmp_path: Path, **commands: int) -> str:
-    """The Python that ``make run`` takes, where these commands exist and end with these codes."""
+def chosen_python(tmp_path: Path, *, system: str = "nowhere", **commands: int) -> str:
+    """The Python that ``make run`` takes, where these commands exist and end with these codes.
+
+    ``system``: the folder whose Pythons come before those in the path.
+    """
     for version, code in commands.items():
         command = tmp_path / version.replace("_", ".")
         command.write_text(f"#!/bin/sh\nexit {code}\n")
         command.chmod(0o755)
     path = f"{tmp_path}:/usr/bin:/bin"
+    target = "nowhere/bin/python"
     printed = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "VENV=nowhere", "nowhere/bin/python"],
+        ["make", "-n", "--no-print-directory", "VENV=nowhere", f"SYSTEM={system}", target],
         cwd=ROOT,
         env={**os.environ, "PATH": path},
         capture_output=True,
@@ -40,3 +44,12 @@ def test_python3_is_the_last_resort(tmp_path: Path) -> None:
         chosen_python(tmp_path, python3_13=127, python3_12=127, python3_11=127, python3=0)
         == "python3"
     )
+
+
+def test_the_systems_own_python_comes_first(tmp_path: Path) -> None:
+    system = tmp_path / "system"
+    system.mkdir()
+    own = system / "python3.12"
+    own.write_text("#!/bin/sh\nexit 0\n")
+    own.chmod(0o755)
+    assert chosen_python(tmp_path, system=str(system), python3_13=0) == str(own)

@@ -21,7 +21,7 @@ def test_a_wrong_address_leads_back(client: Client):
 
 def test_a_refusal_says_what_helps(client: Client):
     client.force_login(make_user(is_staff=True))
-    answer = client.get("/admin/groups/")
+    answer = client.get("/admin/accounts/user/add/")
     assert answer.status_code == 403
     assert "<h1>Not allowed</h1>" in answer.content.decode()
 
