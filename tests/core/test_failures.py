@@ -204,6 +204,21 @@ def test_a_retried_jobs_wait_counts_from_its_arrival() -> None:
     assert bench.pump() == [other]
 
 
+def test_a_retried_job_brings_its_age_to_a_line_that_has_formed_meanwhile() -> None:
+    """User 1's later job came after user 2's; the one that comes back came before both."""
+    bench = Bench([user(1), user(2)], [backend(1, 1)])
+    first = bench.serve(1, prompt=0, max_tokens=0)
+    bench.now += 50.0
+    other = bench.submit(2, prompt=0, max_tokens=0)
+    bench.now += 50.0
+    bench.submit(1, prompt=0, max_tokens=0)
+    bench.pump()
+    bench.core.retry(first, bench.now)
+    assert bench.pump() == [first.ticket]
+    bench.settle(lease_of(first.ticket), 0)
+    assert bench.pump() == [other]
+
+
 def test_two_retries_of_one_user_go_in_the_order_of_their_arrival() -> None:
     bench = Bench([user(1)], [backend(1, 2)])
     first, second = bench.serve(1), bench.serve(1)

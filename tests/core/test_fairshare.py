@@ -388,6 +388,40 @@ def test_a_user_who_waits_elsewhere_is_lifted_only_where_it_comes_back() -> None
     assert views == pytest.approx({"quiet": 1000.0, "busy": 1000.0})
 
 
+def test_a_lift_is_undone_once_only_the_other_model_was_waited_for() -> None:
+    """Lifted to 5000 for the busy model and never served there: the quiet one saw nothing."""
+    bench = Bench([user(1), user(2)], [backend(1, 1, ["quiet"]), backend(2, 1, ["busy"])])
+    bench.serve(1, "quiet", prompt=0, max_tokens=0)
+    quiet = bench.submit(1, "quiet", max_tokens=0)
+    for _ in range(5):
+        bench.settle(bench.serve(2, "busy", max_tokens=0), 1000)
+    bench.serve(2, "busy", max_tokens=0)
+    busy = bench.submit(1, "busy", max_tokens=0)
+    bench.pump()
+    for ticket in (busy, quiet):
+        bench.core.cancel(ticket, bench.now)
+    bench.submit(1, "quiet", max_tokens=0)
+    bench.pump()
+    assert deficits(bench) == pytest.approx({1: 1000.0})
+
+
+def test_a_refund_brings_a_waiting_user_forward_at_once() -> None:
+    """User 1's hold of 4000 puts it behind user 2; refunded, it is level again and came first."""
+    bench = Bench([user(1), user(2), user(3)], [backend(1, 2)])
+    blocker = bench.serve(3, prompt=0, max_tokens=0)
+    big = bench.serve(1, prompt=4000, max_tokens=0)
+    first = bench.submit(1, prompt=10, max_tokens=0)
+    bench.submit(2, prompt=10, max_tokens=0)
+    bench.pump()
+    assert bench.core.queue(bench.now)[0].user_id == 2
+    bench.core.mark_busy(1, bench.now, 1.0)
+    bench.core.refund(big, bench.now)
+    assert bench.pump() == []
+    bench.now += 1.0
+    assert bench.pump() == [first]
+    assert blocker.open  # only the one slot was free
+
+
 def test_a_debt_that_was_cut_stays_cut_when_the_user_waits_nowhere_any_more() -> None:
     bench = two_classes()
     bench.settle(bench.running(1)[0], 100_000)
