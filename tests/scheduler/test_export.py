@@ -153,6 +153,7 @@ names = st.one_of(
     texts.filter(lambda name: name.strip() != ""),
     st.sampled_from(["1e9", "no", "null", "~", "2026-01-01", "- a", "a: b", "#", "0x10", "1_000"]),
 )
+printable = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=12)
 usernames = (
     st.from_regex(r"[\w.@+-]{1,20}", fullmatch=True)
     .map(User.normalize_username)
@@ -251,7 +252,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
                         "chunk_timeout": st.floats(0.001, 1e5),
                         "models": lists(models, "name"),
                     },
-                    name=names,
+                    name=printable,
                     base_url=st.sampled_from(["http://a:1", "https://[::1]:2/v1"]),
                 ),
                 "name",
