@@ -16,6 +16,7 @@ returns, the connection is closed. When the client goes, `read_request` and `sta
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -275,7 +276,10 @@ class ScriptedStub:
         if self._server is not None:
             self._server.close()
         for connection in self.connections:
-            connection.transport.abort()
+            # A TLS transport whose handshake failed has lost its protocol, and before Python 3.11.4
+            # could not be aborted then.
+            with contextlib.suppress(AttributeError):
+                connection.transport.abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
