@@ -89,7 +89,7 @@ class Asked:
 
 
 def estimate_tokens(text_bytes: int) -> int:
-    """Tokens in so many bytes of text: four bytes to a token, which is within about 30 % for
+    """Tokens in so many bytes of text: four bytes to a token, the usual rule of thumb for
     English prose; the backend's own count replaces it as soon as it is known."""
     return (text_bytes + 3) // 4
 

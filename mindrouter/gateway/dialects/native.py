@@ -5,6 +5,7 @@ The same to a relay as an ``EventStream`` of OpenAI's form.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from mindrouter.gateway.dialects.splitter import Splitter
@@ -12,7 +13,7 @@ from mindrouter.gateway.errors import GatewayError
 from scheduler.core.jobs import Usage
 
 
-class NativeStream:
+class NativeStream(ABC):
     """Feeds on reads, gives whole events, and remembers what the record needs.
 
     Each dialect says in ``_look`` what an event means. ``prompt_tokens`` is the estimate that
@@ -68,9 +69,9 @@ class NativeStream:
                 kept.append(event)
         return kept
 
+    @abstractmethod
     def _look(self, event: bytes) -> bool:
         """Note what the event says. False: it is not to be passed on."""
-        raise NotImplementedError
 
     def _count(self) -> None:
         self.first_token_seen = True
