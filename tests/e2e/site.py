@@ -118,12 +118,31 @@ class Site:
         return found
 
     def pids(self, part: str) -> set[int]:
-        return {pid for pid, command in self.processes().items() if part in command}
+        """The processes that the supervisor started with ``part`` in their command line.
+
+        A child that a process forks to run another program shows its parent's command line until
+        it does, and is gone a moment later: it does not count.
+        """
+        every = self.processes()
+        return {
+            pid
+            for pid, command in every.items()
+            if part in command and part not in every.get(parent_of(pid), "")
+        }
 
     def stop(self, seconds: float = 30.0) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(seconds)
+
+
+def parent_of(pid: int) -> int:
+    """0 where the process is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 @contextmanager
