@@ -7,9 +7,28 @@ import tempfile
 import time
 from pathlib import Path
 
+from scheduler.core.tickets import Decision
 from scheduler.spool import Attempt, Record, Spool
 
 ROUNDS = 50_000
+DECISION = Decision(
+    selected_backend_id=1,
+    points=[(number, (100.0, 25.0, 20.0, 5.0, 10.0, 0.0, 0.0)) for number in (1, 2, 3)],
+    failures=(),
+    reason="score",
+    user_deficit=-1000.0,
+    user_weight=3.0,
+    user_group="faculty",
+    user_recent_usage=30000.0,
+    burst_credits=0.0,
+    factor=1.0,
+    wait_bonus=0.25,
+    priority=-333.0,
+    position_at_arrival=1,
+    wait_reason="none",
+    ahead={},
+    names={1: "gpu-1", 2: "gpu-2", 3: "gpu-3"},
+)
 
 
 def record(number: int) -> Record:
@@ -30,23 +49,8 @@ def record(number: int) -> Record:
         outcome="completed",
         selected_backend_id=1,
         selected_backend="gpu-1",
-        candidate_backends=(1, 2, 3),
-        backend_names={1: "gpu-1", 2: "gpu-2", 3: "gpu-3"},
-        scores={1: 150.0, 2: 80.0, 3: 60.0},
-        score_parts={
-            i: {"loaded": 100.0, "utilization": 25.0, "latency": 20.0, "queue": 5.0}
-            for i in (1, 2, 3)
-        },
-        selection_reason="score",
+        decision=DECISION,
         attempts=[Attempt(backend="gpu-1", status=200, started_at=now, ended_at=now)],
-        user_deficit=-1000.0,
-        user_weight=3.0,
-        user_group="faculty",
-        user_recent_usage=30000.0,
-        burst_credits=0.0,
-        deprioritization_factor=1.0,
-        wait_bonus=0.25,
-        priority=-333.0,
         wait_reason="none",
         position_at_arrival=1,
         prompt_tokens=60,

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from django.db import DatabaseError, DataError, IntegrityError, connection, models, transaction
 
+from scheduler.core.tickets import Decision as Choice
 from scheduler.models import Decision, SpoolCursor
-from scheduler.spool import MARKER, Attempt, Record
+from scheduler.spool import MARKER, Attempt, decode
 
 logger = logging.getLogger(__name__)
 
@@ -175,23 +176,58 @@ def to_row(line: bytes) -> Row:
     """
     if b"\\u0000" in line:
         line = line.replace(b"\\u0000", b"\\ufffd")  # PostgreSQL stores no NUL
-    record = _decoder.decode(line)
-    return tuple([convert(getattr(record, name)) for name, convert in _CONVERSIONS])
+    record = decode(line)
+    values = _NOT_DECIDED if record.decision is None else _explained(record.decision)
+    return tuple(
+        [
+            convert(values[name] if name in values else getattr(record, name))
+            for name, convert in _CONVERSIONS
+        ]
+    )
 
 
-def _stored_form() -> type[msgspec.Struct]:
-    """``Record`` with the JSON columns left as the JSON that they are, attempts aside."""
-    raw = {c.name for c in _COLUMNS if isinstance(c, models.JSONField)} - {"attempts"}
-    fields: list[tuple[str, Any, Any]] = []
-    for one in msgspec.structs.fields(Record):
-        if one.name in raw:
-            empty = b"[]" if one.default == () else b"{}"
-            fields.append((one.name, msgspec.Raw, msgspec.Raw(empty)))
-        elif one.default_factory is not msgspec.NODEFAULT:
-            fields.append((one.name, one.type, msgspec.field(default_factory=one.default_factory)))
-        else:
-            fields.append((one.name, one.type, one.default))
-    return msgspec.defstruct("StoredRecord", fields, kw_only=True)
+def _explained(decision: Choice) -> dict[str, Any]:
+    """The columns that the scheduler's decision fills."""
+    return {
+        "candidate_backends": decision.candidate_backends,
+        "backend_names": decision.backend_names,
+        "scores": decision.scores,
+        "score_parts": decision.score_parts,
+        "constraints": decision.constraints,
+        "selection_reason": decision.reason,
+        "user_deficit": decision.user_deficit,
+        "user_weight": decision.user_weight,
+        "user_group": decision.user_group,
+        "user_recent_usage": decision.user_recent_usage,
+        "burst_credits": decision.burst_credits,
+        "deprioritization_factor": decision.factor,
+        "wait_bonus": decision.wait_bonus,
+        "priority": decision.priority,
+        "served_ahead": decision.ahead,
+    }
+
+
+_FIGURES = (
+    "user_deficit",
+    "user_weight",
+    "user_group",
+    "user_recent_usage",
+    "burst_credits",
+    "deprioritization_factor",
+    "wait_bonus",
+    "priority",
+)
+#: What is stored of a request that never got a slot.
+_NOT_DECIDED: dict[str, Any] = {
+    **dict.fromkeys(_FIGURES),
+    "candidate_backends": [],
+    "backend_names": {},
+    "scores": {},
+    "score_parts": {},
+    "constraints": {},
+    "selection_reason": "",
+    "served_ahead": {},
+}
 
 
 def _conversion(column: models.Field[Any, Any]) -> Callable[[Any], Any]:
@@ -217,8 +253,8 @@ def _time(seconds: float | None) -> Any:
     return connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(seconds, tz=UTC))
 
 
-def _json(value: msgspec.Raw) -> str:
-    return bytes(value).decode()
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _attempts(attempts: list[Attempt]) -> str:
@@ -229,12 +265,11 @@ def _attempts(attempts: list[Attempt]) -> str:
             if values[name] is not None:
                 values[name] = datetime.fromtimestamp(values[name], tz=UTC).isoformat()
         described.append(values)
-    return msgspec.json.encode(described).decode()
+    return _json(described)
 
 
 def _shortened(length: int | None) -> Callable[[str | None], str | None]:
     return lambda text: text and text[:length]
 
 
-_decoder = msgspec.json.Decoder(_stored_form())
 _CONVERSIONS = [(column.name, _conversion(column)) for column in _COLUMNS]

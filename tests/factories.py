@@ -8,6 +8,7 @@ from typing import Any
 
 from accounts.models import ApiKey, Group, Quota, User
 from backends.models import Backend, BackendModel
+from scheduler.core.tickets import Decision as Choice
 from scheduler.models import Decision
 
 _numbers = itertools.count(1)
@@ -53,6 +54,29 @@ def make_backend(name: str = "", *, models: tuple[str, ...] = (), **fields: Any)
     for model_name in models:
         BackendModel.objects.create(backend=backend, name=model_name)
     return backend
+
+
+def make_choice(**values: Any) -> Choice:
+    """A decision of the scheduler for backend 1, of the only candidates 1 and 2."""
+    defaults: dict[str, Any] = {
+        "selected_backend_id": 1,
+        "points": ((1, (100.0, 50.0, 0.0, 0.0, 0.0, 0.0, 0.0)), (2, (0.0,) * 7)),
+        "failures": (),
+        "reason": "score",
+        "user_deficit": 0.0,
+        "user_weight": 1.0,
+        "user_group": None,
+        "user_recent_usage": 0.0,
+        "burst_credits": 0.0,
+        "factor": 1.0,
+        "wait_bonus": 0.0,
+        "priority": 0.0,
+        "position_at_arrival": 1,
+        "wait_reason": "none",
+        "ahead": {},
+        "names": {1: "a", 2: "b"},
+    }
+    return Choice(**(defaults | values))
 
 
 def make_decision(request_id: str = "", **fields: Any) -> Decision:

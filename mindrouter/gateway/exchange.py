@@ -324,8 +324,7 @@ class Exchange:
         self.close_record()
 
     def _describe(self, claim: Claim) -> None:
-        names = self.runtime.snapshot.endpoints
-        recording.describe_claim(self.record, claim, self.timeline, names)
+        recording.describe_claim(self.record, claim, self.timeline)
 
     def close_record(self) -> None:
         """Write the record, once."""
@@ -392,7 +391,8 @@ class Exchange:
         if record.dispatched_at is None or record.queued_at is None:
             return []
         waited = record.dispatched_at - record.queued_at
-        return _placement_headers(record.selected_backend, waited, record.selection_reason)
+        reason = record.decision.reason if record.decision is not None else ""
+        return _placement_headers(record.selected_backend, waited, reason)
 
 
 def _placement_headers(backend: str, waited: float, reason: str) -> Headers:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from scheduler.core.jobs import Usage
 from scheduler.runtime import Claim
-from scheduler.snapshot import Endpoint
 from scheduler.spool import Record
 
 
@@ -31,9 +28,7 @@ def describe_usage(record: Record, usage: Usage) -> None:
     record.usage_estimated = usage.estimated
 
 
-def describe_claim(
-    record: Record, claim: Claim, clock: Clock, endpoints: Mapping[int, Endpoint]
-) -> None:
+def describe_claim(record: Record, claim: Claim, clock: Clock) -> None:
     """Where it went, why, what else could have been, and what it cost."""
     ticket = claim.ticket
     record.queued_at = clock.wall(ticket.enqueued_at)
@@ -44,27 +39,8 @@ def describe_claim(
     lease = ticket.lease
     if lease is None:
         return
-    decision = lease.decision
+    decision = record.decision = lease.decision
     record.dispatched_at = clock.wall(lease.dispatched_at)
     record.model_served = lease.model_name
     record.selected_backend_id = decision.selected_backend_id
     record.selected_backend = lease.backend_name
-    record.candidate_backends = decision.candidate_backends
-    record.scores = decision.scores
-    record.score_parts = decision.score_parts
-    record.constraints = decision.constraints
-    record.backend_names = {
-        backend_id: endpoints[backend_id].name
-        for backend_id in (*record.scores, *record.constraints)
-        if backend_id in endpoints
-    }
-    record.selection_reason = decision.reason
-    record.user_deficit = decision.user_deficit
-    record.user_weight = decision.user_weight
-    record.user_group = decision.user_group
-    record.user_recent_usage = decision.user_recent_usage
-    record.burst_credits = decision.burst_credits
-    record.deprioritization_factor = decision.factor
-    record.wait_bonus = decision.wait_bonus
-    record.priority = decision.priority
-    record.served_ahead = decision.ahead

@@ -166,6 +166,7 @@ class Cluster:
 
     def __init__(self, fail_window: float, stale_after: float) -> None:
         self.by_id: dict[int, BackendState] = {}
+        self.names: dict[int, str] = {}  # of those configured; replaced as a whole, never changed
         self.alive = 0  # enabled, not draining, not known to be down, not in a fail window
         self.free = 0  # of those, with a slot
         self.open = 0  # in the fail window, otherwise usable and with a slot
@@ -190,6 +191,7 @@ class Cluster:
             else:
                 known.spec = spec
                 known.configured = True
+        self.names = {spec.backend_id: spec.name for spec in specs}
         gone = [b for b in self.by_id.values() if not b.configured and not b.in_flight]
         for backend in gone:
             self._clear(backend)

@@ -9,9 +9,11 @@ from scheduler.core.fairshare import FairShare
 from scheduler.core.order import Choice, choose, only_choice
 from scheduler.core.placement import Scoring, failures_now, place
 from scheduler.core.queue import Flow, JobClass, Pool
-from scheduler.core.tickets import Decision, Lease, Ticket
+from scheduler.core.tickets import Decision, Lease, Served, Ticket
 from scheduler.core.units import Roster
 from scheduler.core.waiting import WaitingRoom
+
+_NOBODY: Served = {}
 
 
 class Dispatcher:
@@ -90,6 +92,7 @@ class Dispatcher:
             ticket.position_at_arrival,
             ticket.wait_reason,
             _served_since(ticket, cls.pool),
+            self._cluster.names,
         )
         lease = Lease(ticket, flow, offer, decision, hold, weight, now)
         ticket.state = "leased"
@@ -125,10 +128,10 @@ class Dispatcher:
         self._cluster.give_back(lease.backend, lease, now)
 
 
-def _served_since(ticket: Ticket, pool: Pool) -> dict[str, tuple[int, float]]:
+def _served_since(ticket: Ticket, pool: Pool) -> Served:
     """{group: (jobs, tokens held)} of the pool served while the ticket waited. O(groups)."""
     if ticket.dispatches_before == pool.dispatches:
-        return {}
+        return _NOBODY
     before = ticket.served_before
     ahead: dict[str, tuple[int, float]] = {}
     for group, (jobs, tokens) in pool.served.items():

@@ -186,8 +186,11 @@ class Decision(NamedTuple):
     """One choice, with every value as it was at that moment.
 
     ``points`` holds ``(backend id, one figure per SCORE_NAMES)`` of each candidate, ``failures``
-    ``(backend id, constraint, why)`` of each backend that could not be one. A named tuple, since
-    one is built for every request and a frozen dataclass takes three times as long.
+    ``(backend id, constraint, why)`` of each backend that could not be one, and ``names`` what all
+    backends were called. A named tuple, since one is built for every request and a frozen
+    dataclass takes three times as long. It is stored as it is, and what follows from it is worked
+    out where the record is loaded: new fields go to the end and have a default, so that records
+    of an older version can still be read.
     """
 
     selected_backend_id: int
@@ -204,11 +207,18 @@ class Decision(NamedTuple):
     priority: float
     position_at_arrival: int
     wait_reason: WaitReason
-    ahead: dict[str, tuple[int, float]]
+    ahead: Served
+    names: Mapping[int, str]
 
     @property
     def candidate_backends(self) -> tuple[int, ...]:
         return tuple(backend_id for backend_id, _ in self.points)
+
+    @property
+    def backend_names(self) -> dict[int, str]:
+        """{backend id: name} of those that are mentioned."""
+        mentioned = (*self.candidate_backends, *(failure[0] for failure in self.failures))
+        return {one: self.names[one] for one in mentioned if one in self.names}
 
     @property
     def scores(self) -> dict[int, float]:

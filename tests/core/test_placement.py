@@ -300,6 +300,15 @@ def test_scores_are_the_sums_of_their_parts() -> None:
     assert decision.scores == {i: sum(p.values()) for i, p in decision.score_parts.items()}
 
 
+def test_a_decision_keeps_the_names_of_backends_that_are_deleted_afterwards() -> None:
+    bench = Bench(USERS, [backend(1, 4), backend(2, 4), backend(3, 4, ["other"])])
+    lease = bench.serve(1)
+    bench.backends = []
+    bench.configure()
+    names = {1: "backend1", 2: "backend2", 3: "backend3"}
+    assert lease.decision.backend_names == names
+
+
 def test_a_loaded_model_outweighs_a_busy_backend() -> None:
     bench = Bench(USERS, [backend(1, 4), backend(2, 4)])
     bench.observe(1, loaded_models=frozenset({"m"}), running=0)

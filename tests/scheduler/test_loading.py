@@ -10,10 +10,11 @@ from django.db import OperationalError, connection
 from pytest_django import DjangoAssertNumQueries
 
 from scheduler import loading
+from scheduler.core.tickets import SCORE_NAMES, SlotsTaken
 from scheduler.loading import Loader, load
 from scheduler.models import Decision, SpoolCursor
 from scheduler.spool import Attempt, Record, Spool
-from tests.factories import make_decision
+from tests.factories import make_choice, make_decision
 
 pytestmark = pytest.mark.django_db
 
@@ -173,14 +174,22 @@ def test_a_row_carries_every_field_of_its_record(tmp_path: Path) -> None:
             arrived_at=1000.5,
             outcome="failed",
             stream=True,
-            scores={1: 150.0},
-            candidate_backends=(1, 2),
+            decision=make_choice(
+                failures=(
+                    (3, "fail_window", "failed 2.0 s ago"),
+                    (3, "capacity", SlotsTaken(2, 1, 3)),
+                    (9, "model_available", "does not have m"),
+                ),
+                names={1: "a", 2: "b", 3: "c", 4: "in another room"},
+                factor=0.5,
+                user_group="student",
+                ahead={"student\0": (2, 50.0)},
+            ),
             attempts=[
                 Attempt(backend="a", status=502, reason="upstream_error", started_at=1001.0),
             ],
             message="a\0b" * 3,
             model_requested="m" * 400,
-            served_ahead={"student\0": {"jobs": 2, "tokens": 50}},
             ended_at=1002.0,
         )
     )
@@ -189,11 +198,21 @@ def test_a_row_carries_every_field_of_its_record(tmp_path: Path) -> None:
     row = Decision.objects.get()
     assert row.stream is True
     assert row.client_request_id is None
-    assert row.constraints == {}
+    assert row.constraints == {
+        "3": {"fail_window": "failed 2.0 s ago", "capacity": "2 + 1 of 3 slots in use"},
+        "9": {"model_available": "does not have m"},
+    }
+    assert row.backend_names == {"1": "a", "2": "b", "3": "c"}
+    assert row.selection_reason == "score"
+    assert (row.user_group, row.user_weight, row.deprioritization_factor) == ("student", 1, 0.5)
     assert row.arrived_at == datetime(1970, 1, 1, 0, 16, 40, 500_000, tzinfo=UTC)
     assert row.ended_at == datetime(1970, 1, 1, 0, 16, 42, tzinfo=UTC)
     assert row.queued_at is None
-    assert row.scores == {"1": 150.0}
+    assert row.scores == {"1": 150.0, "2": 0.0}
+    assert row.score_parts == {
+        "1": dict(zip(SCORE_NAMES, [100.0, 50.0, 0, 0, 0, 0, 0], strict=True)),
+        "2": dict.fromkeys(SCORE_NAMES, 0.0),
+    }
     assert row.candidate_backends == [1, 2]
     assert row.attempts == [
         {
@@ -206,21 +225,51 @@ def test_a_row_carries_every_field_of_its_record(tmp_path: Path) -> None:
     ]
     assert row.message == "a\ufffdb" * 3
     assert row.model_requested == "m" * 300
-    assert row.served_ahead == {"student\ufffd": {"jobs": 2, "tokens": 50}}
+    assert row.served_ahead == {"student\ufffd": [2, 50.0]}
+
+
+def test_a_request_that_never_got_a_slot_has_no_figures_of_a_decision(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    finish(spool, "a", wait_reason="backends_full", position_at_arrival=4)
+    spool.stop()
+    load(tmp_path)
+    row = Decision.objects.get()
+    assert (row.candidate_backends, row.scores, row.constraints, row.backend_names) == (
+        [], {}, {}, {},
+    )  # fmt: skip
+    assert (row.selection_reason, row.user_weight, row.priority) == ("", None, None)
+    assert (row.wait_reason, row.position_at_arrival) == ("backends_full", 4)
 
 
 def test_a_record_and_a_saved_decision_are_stored_alike(tmp_path: Path) -> None:
     """Loading writes plain SQL; what it writes is what the model would have written."""
     at = datetime(2026, 6, 1, 12, 0, 0, 250_000, tzinfo=UTC)
-    make_decision("a", arrived_at=at, scores={"1": 2.5}, status=200, attempts=[], user_weight=3.0)
+    choice = make_choice()
+    make_decision(
+        "a",
+        arrived_at=at,
+        status=200,
+        attempts=[],
+        candidate_backends=[1, 2],
+        backend_names={"1": "a", "2": "b"},
+        scores={"1": 150.0, "2": 0.0},
+        score_parts=choice.score_parts,
+        selection_reason="score",
+        user_deficit=0.0,
+        user_weight=1.0,
+        user_recent_usage=0.0,
+        burst_credits=0.0,
+        deprioritization_factor=1.0,
+        wait_bonus=0.0,
+        priority=0.0,
+    )
     spool = Spool(tmp_path)
     spool.close(
         Record(
             request_id="b",
             arrived_at=at.timestamp(),
-            scores={1: 2.5},
+            decision=choice,
             status=200,
-            user_weight=3.0,
             user="ada",
             dialect="openai",
             endpoint="chat",
@@ -243,6 +292,8 @@ def _without_blanks(row: dict[str, object]) -> dict[str, object]:
     return {k: v.replace(" ", "") if isinstance(v, str) else v for k, v in row.items()}
 
 
-def test_records_and_decisions_have_the_same_fields() -> None:
+def test_records_and_their_decisions_fill_every_column() -> None:
     columns = {field.name for field in Decision._meta.fields} - {"id"}
-    assert columns == set(Record.__struct_fields__)
+    decided = set(loading._explained(make_choice()))
+    assert decided == set(loading._NOT_DECIDED)
+    assert columns == decided | set(Record.__struct_fields__) - {"decision"}

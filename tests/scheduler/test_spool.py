@@ -13,6 +13,7 @@ import pytest
 
 from scheduler import spool as spool_module
 from scheduler.spool import MARKER, Attempt, Record, Spool, decode, encode
+from tests.factories import make_choice
 
 
 def record(request_id: str = "r1", **fields: object) -> Record:
@@ -68,10 +69,8 @@ def test_a_request_open_at_the_second_announce_gets_one_start_marker(tmp_path: P
 def test_a_final_record_is_in_the_file_when_close_returns(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     one = record(
-        scores={1: 150.0, 2: 80.0},
+        decision=make_choice(points=[(1, (150.0,)), (2, (80.0,))], names={1: "a"}),
         attempts=[Attempt(backend="a", status=502, reason="upstream_error", started_at=1000.75)],
-        candidate_backends=(1, 2),
-        constraints={3: {"context": 4096}},
     )
     spool.open(one)
     finish(spool, one)
@@ -276,7 +275,7 @@ def test_texts_and_numbers_that_json_cannot_carry_are_replaced(tmp_path: Path) -
         record(
             message="half \ud83d",
             prompt_tokens=2**70,
-            served_ahead={"a\udc00": (1, 2)},
+            decision=make_choice(ahead={"a\udc00": (1, 2.0)}),
             attempts=[Attempt(backend="\ud800")],
         ),
     )
@@ -284,7 +283,9 @@ def test_texts_and_numbers_that_json_cannot_carry_are_replaced(tmp_path: Path) -
     [one] = finals(tmp_path)
     assert one.message == "half ?"
     assert one.prompt_tokens == 2**63 - 1
-    assert one.served_ahead == {"a?": [1, 2]}
+    assert one.decision == make_choice(
+        points=[(1, (100, 50, 0, 0, 0, 0, 0)), (2, (0,) * 7)], ahead={"a?": (1, 2)}
+    )
     assert one.attempts[0].backend == "?"
 
 
