@@ -6,11 +6,20 @@ import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from django.db import DatabaseError, DataError, IntegrityError, connection, models, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    OperationalError,
+    connection,
+    models,
+    transaction,
+)
 
+from scheduler import usage
 from scheduler.core.tickets import Decision as Choice
 from scheduler.models import Decision, SpoolCursor
 from scheduler.spool import MARKER, Attempt, decode
@@ -19,9 +28,20 @@ logger = logging.getLogger(__name__)
 
 Row = tuple[Any, ...]
 
+
+class Entry(NamedTuple):
+    """One record: its line, its row, and what it adds to which row of the totals."""
+
+    line: bytes
+    row: Row
+    key: usage.Key
+    amounts: usage.Amounts
+
+
 BATCH_ROWS = 500
 READ_BYTES = 4 * 1024 * 1024
 _COLUMNS = [column for column in Decision._meta.fields if not column.primary_key]
+_REQUEST_ID = [column.name for column in _COLUMNS].index("request_id")
 #: What the database says to one row that it will not take, whatever its state.
 _REFUSALS = (DataError, IntegrityError, ValueError, TypeError, OverflowError)
 
@@ -97,31 +117,48 @@ def _batches(lines: list[bytes]) -> Iterable[list[bytes]]:
 
 
 def _insert(path: Path, lines: list[bytes], offset: int) -> int:
-    """Insert a batch and move the file's cursor in one transaction."""
-    pairs, bad = _parse(lines)
-    rows = [row for _, row in pairs]
+    """Insert a batch, add it to the totals and move the file's cursor in one transaction."""
+    entries, bad = _parse(lines)
     try:
-        _store(path.stem, rows, offset)
+        _store(path.stem, entries, offset)
     except _REFUSALS:
         # A row that the database refuses must not hold up the others.
-        bad += _store_singly(path.stem, pairs, offset)
+        bad += _store_singly(path.stem, entries, offset)
     if bad:
         _set_aside(path, bad)
-    return len(rows)
+    return len(entries)
 
 
-def _store(name: str, rows: list[Row], offset: int) -> None:
+def _store(name: str, entries: list[Entry], offset: int) -> None:
     with transaction.atomic():
-        if rows:
+        if fresh := _fresh(entries):
             # Plain SQL: through the models a row costs ten times as much.
             with connection.cursor() as cursor:
-                cursor.executemany(_insert_statement(), rows)
+                cursor.executemany(_insert_statement(), [one.row for one in fresh])
+                if cursor.rowcount != len(fresh):
+                    raise OperationalError("Another recorder has inserted some of these records.")
+            usage.add((one.key, one.amounts) for one in fresh)
         SpoolCursor.objects.bulk_create(
             [SpoolCursor(file_name=name, offset=offset)],
             update_conflicts=True,
             unique_fields=["file_name"],
             update_fields=["offset"],
         )
+
+
+def _fresh(entries: list[Entry]) -> list[Entry]:
+    """Those that are not in the database yet, each once: they alone add to the totals."""
+    first = {one.row[_REQUEST_ID]: one for one in reversed(entries)}
+    known = set(
+        Decision.objects.filter(request_id__in=list(first))
+        .order_by()
+        .values_list("request_id", flat=True)
+    )
+    return [
+        one
+        for one in entries
+        if first[one.row[_REQUEST_ID]] is one and one.row[_REQUEST_ID] not in known
+    ]
 
 
 def _insert_statement() -> str:
@@ -135,13 +172,13 @@ def _insert_statement() -> str:
     )
 
 
-def _store_singly(name: str, pairs: list[tuple[bytes, Row]], offset: int) -> list[bytes]:
+def _store_singly(name: str, entries: list[Entry], offset: int) -> list[bytes]:
     refused = []
-    for line, row in pairs:
+    for entry in entries:
         try:
-            _store(name, [row], offset)
+            _store(name, [entry], offset)
         except _REFUSALS:
-            refused.append(line)
+            refused.append(entry.line)
     _store(name, [], offset)
     return refused
 
@@ -153,37 +190,40 @@ def _set_aside(path: Path, lines: list[bytes]) -> None:
         file.writelines(lines)
 
 
-def _parse(lines: list[bytes]) -> tuple[list[tuple[bytes, Row]], list[bytes]]:
-    """Rows with their lines, and the lines that are no records. Start markers are passed over."""
-    pairs, bad = [], []
+def _parse(lines: list[bytes]) -> tuple[list[Entry], list[bytes]]:
+    """The records, and the lines that are none. Start markers are passed over."""
+    entries, bad = [], []
     for line in lines:
         if line.startswith(MARKER) or line == b"\n":
             continue
         try:
-            pairs.append((line, to_row(line)))
+            entries.append(read(line))
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, OverflowError):
             bad.append(line)
-    return pairs, bad
+    return entries, bad
 
 
 # ---- one record
 
 
-def to_row(line: bytes) -> Row:
-    """A record's values in the order of the columns, as the database takes them.
+def read(line: bytes) -> Entry:
+    """A record as the database takes it: its values in the order of the columns, and what it adds
+    to the totals.
 
     Texts are cut to their columns' length. Raises: msgspec.DecodeError, ValueError.
     """
+    clean = line
     if b"\\u0000" in line:
-        line = line.replace(b"\\u0000", b"\\ufffd")  # PostgreSQL stores no NUL
-    record = decode(line)
+        clean = line.replace(b"\\u0000", b"\\ufffd")  # PostgreSQL stores no NUL
+    record = decode(clean)
     values = _NOT_DECIDED if record.decision is None else _explained(record.decision)
-    return tuple(
+    row = tuple(
         [
             convert(values[name] if name in values else getattr(record, name))
             for name, convert in _CONVERSIONS
         ]
     )
+    return Entry(line, row, *usage.usage_of(record))
 
 
 def _explained(decision: Choice) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Decision(models.Model):
     client_request_id = models.CharField(max_length=128, null=True, db_index=True)
     user_id = models.BigIntegerField(null=True)
     user = models.CharField(max_length=150, blank=True)
+    key_id = models.BigIntegerField(null=True)
     group = models.CharField(max_length=100, blank=True)
     end_user = models.CharField(max_length=200, blank=True)
     model_requested = models.CharField(max_length=300, blank=True)
@@ -93,6 +94,67 @@ class Decision(models.Model):
 
     def __str__(self) -> str:
         return self.request_id
+
+
+class UsageHour(models.Model):
+    """What the requests of one hour, user, group, key and model add up to.
+
+    Added to in the transaction that inserts the decisions, so the sums are exact, and they stay
+    when retention deletes the decisions. Names of people are not kept here. 0 or empty: none.
+    """
+
+    hour = models.DateTimeField(help_text="Its beginning, UTC; a request counts when it arrived.")
+    user_id = models.BigIntegerField(default=0)
+    group = models.CharField(max_length=100, blank=True, default="")
+    key_id = models.BigIntegerField(default=0)
+    model = models.CharField(
+        max_length=300,
+        blank=True,
+        default="",
+        help_text="The one that served; of those who left the queue, the one asked for.",
+    )
+
+    requests = models.PositiveBigIntegerField(default=0)
+    completed = models.PositiveBigIntegerField(default=0)
+    refused = models.PositiveBigIntegerField(default=0)
+    cancelled = models.PositiveBigIntegerField(default=0)
+    failed = models.PositiveBigIntegerField(default=0)
+    aborted = models.PositiveBigIntegerField(default=0)
+
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)  # part of the prompt tokens
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+    # Prompt and completion tokens of the requests whose usage no backend has reported.
+    estimated_tokens = models.PositiveBigIntegerField(default=0)
+    charged_tokens = models.FloatField(default=0)
+
+    queued = models.PositiveBigIntegerField(default=0)
+    wait_seconds = models.FloatField(default=0)  # in the queue, all together
+    service_seconds = models.FloatField(default=0)  # in a slot, all together
+
+    # Slow requests by cause (scheduler.causes).
+    slow_no_backend = models.PositiveBigIntegerField(default=0)
+    slow_own_backlog = models.PositiveBigIntegerField(default=0)
+    slow_others_ahead = models.PositiveBigIntegerField(default=0)
+    slow_all_full = models.PositiveBigIntegerField(default=0)
+    slow_cold_load = models.PositiveBigIntegerField(default=0)
+    slow_slow_backend = models.PositiveBigIntegerField(default=0)
+    slow_long_prompt = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering: ClassVar = ["-hour", "user_id", "model"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["hour", "user_id", "group", "key_id", "model"], name="usage_once_per_hour"
+            )
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["user_id", "hour"], name="usage_by_user"),
+            models.Index(fields=["key_id", "hour"], name="usage_by_key"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.hour:%Y-%m-%d %H}:00, user {self.user_id}, {self.model or 'no model'}"
 
 
 class SpoolCursor(models.Model):

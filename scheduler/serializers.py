@@ -115,6 +115,7 @@ class DecisionDetailSerializer(DecisionSerializer):
         fields: tuple[str, ...] = (
             *DecisionSerializer.Meta.fields,
             "user_id",
+            "key_id",
             "backend_names",
             "score_parts",
             "constraints",

@@ -54,6 +54,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     client_request_id: str | None = None
     user_id: int | None = None
     user: str = ""
+    key_id: int | None = None
     group: str = ""
     end_user: str = ""
     model_requested: str = ""

@@ -172,7 +172,7 @@ async def _serve(client: Client, operation: Operation, request_id: str) -> None:
         key = authenticate(runtime, client)
         user = runtime.snapshot.users[key.user_id]
         record.user_id, record.user = user.user_id, user.username
-        record.group = user.group_name or ""
+        record.key_id, record.group = key.key_id or None, user.group_name or ""
         if runtime.stopping:
             raise GatewayError("shutting_down", "The router is shutting down.", retry_after=5)
     except GatewayError as error:
