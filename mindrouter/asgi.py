@@ -18,7 +18,7 @@ django_application = get_asgi_application()
 
 from mindrouter.gateway.consumer import GatewayConsumer, running_runtime, serves  # noqa: E402
 from scheduler.consumers import routes  # noqa: E402
-from scheduler.runtime import current  # noqa: E402
+from scheduler.serving import current  # noqa: E402
 
 gateway = GatewayConsumer()  # one for all requests, as it keeps nothing of any
 others = ProtocolTypeRouter(

@@ -16,7 +16,7 @@ from types import FrameType
 import uvicorn
 from django.conf import settings
 
-from scheduler.runtime import current
+from scheduler.serving import current
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from backends.models import Backend
 from scheduler.core.views import BackendView
 from scheduler.explain import duration, reason_in_words
 from scheduler.models import Decision, Outcome
-from scheduler.runtime import LiveView
 from scheduler.services import setting
+from scheduler.serving import LiveView
 
 REFUSALS_SECONDS = 3600
 _COUNTED_EVERY = 5  # seconds between two counts of refusals

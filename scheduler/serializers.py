@@ -9,7 +9,7 @@ from rest_framework import serializers
 from accounts.models import User
 from scheduler.core.views import ShareView
 from scheduler.models import Decision, Outcome
-from scheduler.runtime import LiveView
+from scheduler.serving import LiveView
 
 #: Up to this many users are looked up by number, above all are read: databases bound the number
 #: of parameters of a statement.

@@ -12,30 +12,30 @@ from django.db.models import Count, Q
 
 from accounts.models import Group
 from backends.models import Backend
-from scheduler import runtime
+from scheduler import serving
 from scheduler.core.views import ShareView
 from scheduler.core.weights import effective_weight
 from scheduler.explain import Case
 from scheduler.models import Decision, SiteSettings
-from scheduler.runtime import LiveView, QueuePicture
+from scheduler.serving import LiveView, QueuePicture
 from scheduler.snapshot import fallback_weights, setting_name
 
 
 def live() -> LiveView | None:
     """The running scheduler's view of itself, at most 1 s old; None where none runs."""
-    running = runtime.current()
+    running = serving.current()
     return None if running is None else running.view()
 
 
 def queue_picture() -> QueuePicture | None:
     """Everything that waits now; None where no scheduler runs."""
-    running = runtime.current()
+    running = serving.current()
     return None if running is None else running.queue_picture()
 
 
 def evict(request_id: str) -> bool:
     """Drop a waiting request. False: no such request waits here."""
-    running = runtime.current()
+    running = serving.current()
     return running is not None and running.evict(request_id)
 
 

@@ -22,7 +22,8 @@ from mindrouter.gateway.protocol import GatewayProtocol
 from mindrouter.server import configuration
 from scheduler.loading import load
 from scheduler.models import Decision
-from scheduler.runtime import Runtime, _load_changes
+from scheduler.runtime import Runtime
+from scheduler.serving import _load_changes
 from tests.factories import make_api_key, make_backend, make_user
 from tests.stubs.openai_stub import OpenAIStub
 

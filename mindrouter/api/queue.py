@@ -18,8 +18,8 @@ from accounts.models import User
 from mindrouter.api.listing import PageQuery, Pages, read_query
 from mindrouter.api.resources import ResourceView
 from scheduler.models import Decision
-from scheduler.runtime import Runtime, current
 from scheduler.serializers import NumberField
+from scheduler.serving import Serving, current
 from scheduler.views import NoScheduler
 
 
@@ -93,7 +93,7 @@ class QueueViewSet(ResourceView, ViewSet):
         return Response(status=204)
 
 
-def _running() -> Runtime:
+def _running() -> Serving:
     runtime = current()
     if runtime is None:
         raise NoScheduler

@@ -27,7 +27,8 @@ from mindrouter.gateway.exchange import Exchange, Operation, error_headers
 from mindrouter.gateway.requests import read_chat, read_completion, read_embeddings
 from mindrouter.gateway.translating import FormExchange
 from scheduler.core.jobs import ModelSpec
-from scheduler.runtime import Runtime, current
+from scheduler.runtime import Runtime
+from scheduler.serving import Serving, current
 from scheduler.snapshot import Key
 from scheduler.spool import Record
 
@@ -72,7 +73,7 @@ def serves(path: str) -> bool:
     return path.startswith("/anthropic/")
 
 
-async def running_runtime() -> Runtime:
+async def running_runtime() -> Serving:
     """This process's runtime, started on the first request where the server has no lifespan.
 
     Raises: GatewayError.
@@ -184,7 +185,7 @@ async def _serve(client: Client, operation: Operation, request_id: str) -> None:
     await kind(runtime, client, operation, key, record).run()
 
 
-def authenticate(runtime: Runtime, client: Client) -> Key:
+def authenticate(runtime: Serving, client: Client) -> Key:
     """The key that a request carries. Raises: GatewayError."""
     text = _key_text(client)
     if not text:
@@ -209,7 +210,7 @@ def authenticate(runtime: Runtime, client: Client) -> Key:
     raise GatewayError("invalid_api_key", "The API key is unknown, disabled or expired.")
 
 
-def _opened(runtime: Runtime, client: Client) -> Key | None:
+def _opened(runtime: Serving, client: Client) -> Key | None:
     """Who Ollama's clients without a key are, where the admin has opened it to them.
 
     Never a page in somebody's browser, unless its origin is allowed: any page could send requests

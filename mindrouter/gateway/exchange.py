@@ -26,8 +26,7 @@ from mindrouter.gateway.relay import BodyRelay, CutShortError, StreamRelay
 from mindrouter.gateway.requests import Asked
 from scheduler.core.errors import SchedulerError
 from scheduler.core.jobs import Job, Unit, Usage
-from scheduler.core.tickets import Lease
-from scheduler.runtime import Claim, Runtime
+from scheduler.serving import Claim, SeenLease, SeenTicket, Serving
 from scheduler.snapshot import Endpoint, Key
 from scheduler.spool import Attempt, Record
 
@@ -71,7 +70,7 @@ class Exchange:
     )
 
     def __init__(
-        self, runtime: Runtime, client: Client, operation: Operation, key: Key, record: Record
+        self, runtime: Serving, client: Client, operation: Operation, key: Key, record: Record
     ) -> None:
         self.runtime = runtime
         self.client = client
@@ -125,7 +124,7 @@ class Exchange:
         self.record.prompt_tokens = asked.prompt_tokens
         job = self._job(asked)
         self.client.watch()
-        with self.runtime.submit(job) as claim:
+        with await self.runtime.submit(job) as claim:
             self.record.queued_at = self.timeline.wall(claim.ticket.enqueued_at)
             try:
                 await self._attempt_until_served(claim, asked)
@@ -173,7 +172,7 @@ class Exchange:
             await self._wait(claim, asked)
             lease = claim.lease
             assert lease is not None  # noqa: S101  waited for
-            self._note_dispatch(lease)
+            self._note_dispatch(claim.ticket, lease)
             failure = await self._attempt(claim, asked)
             if failure is None:
                 return
@@ -183,13 +182,13 @@ class Exchange:
                 raise failure.error
             claim.retry(frozenset(tried))
 
-    def _note_dispatch(self, lease: Lease) -> None:
+    def _note_dispatch(self, ticket: SeenTicket, lease: SeenLease) -> None:
         """Say in the start marker too where it went: if this process dies, that is all there is."""
         record = self.record
         record.dispatched_at = self.timeline.wall(lease.dispatched_at)
         record.selected_backend_id = lease.backend_id
         record.selected_backend = lease.backend_name
-        if lease.dispatched_at > lease.ticket.enqueued_at:
+        if lease.dispatched_at > ticket.enqueued_at:
             self.runtime.spool.open(record)  # the first marker may have said that it waits
 
     def _is_worth_another(self, failure: Failure, model_name: str, tried: set[int]) -> bool:
@@ -218,7 +217,7 @@ class Exchange:
         while await claim.wait(max(0.0, patience)) is None:
             if not self.client.started:
                 await self.client.start_stream(200, [*EVENT_STREAM_HEAD, *self._headers(claim)])
-            await self.client.write(openai.waiting_comment(*self.runtime.position(claim)))
+            await self.client.write(openai.waiting_comment(*await claim.position()))
             patience = interval
 
     async def _attempt(self, claim: Claim, asked: Asked) -> Failure | None:
@@ -272,7 +271,7 @@ class Exchange:
             attempt.status = response.status
             if not 200 <= response.status < 300:
                 return await failures.from_response(response, endpoint)
-            self.runtime.first_byte(claim.ticket)
+            claim.first_byte()
             self.record.first_byte_at = self.timeline.wall(time.monotonic())
             return await self._relay(claim, asked, endpoint, response)
 
@@ -342,7 +341,7 @@ class Exchange:
         usage = self.relay.delivered() if self.relay is not None else None
         if usage is None and self.client.left:
             # Leaving is not free, or a backend could be kept busy for nothing.
-            usage = self.runtime.usage_of_abandoned(lease, self.asked.prompt_tokens)
+            usage = claim.usage_of_abandoned(lease, self.asked.prompt_tokens)
         if usage is not None:
             claim.settle(usage)
             recording.describe_usage(self.record, usage)

@@ -16,21 +16,21 @@ from accounts.models import BudgetPeriod, User
 from mindrouter.gateway.errors import GatewayError
 from scheduler.explain import sentence
 from scheduler.models import Decision
-from scheduler.runtime import Runtime
 from scheduler.serializers import DecisionDetailSerializer
 from scheduler.services import case_of
+from scheduler.serving import Serving
 from scheduler.snapshot import Key
 from scheduler.spool import Record
 from scheduler.waiting_list import Row, own_rows
 
-Page = Callable[[Runtime, Key], Awaitable[bytes]]
+Page = Callable[[Serving, Key], Awaitable[bytes]]
 _encode = msgspec.json.Encoder().encode
 
 
 # ---- waiting and running: from memory
 
 
-async def queue(runtime: Runtime, key: Key) -> bytes:
+async def queue(runtime: Serving, key: Key) -> bytes:
     """``GET /v1/queue/me``: the owner's requests that wait or run."""
     rows = await _own_rows(runtime, key.user_id)
     mine = {r.request_id: r for r in runtime.spool.open_records() if r.user_id == key.user_id}
@@ -42,7 +42,7 @@ async def queue(runtime: Runtime, key: Key) -> bytes:
     return _encode({"waiting": waiting, "running": running})
 
 
-async def request(runtime: Runtime, key: Key, request_id: str) -> bytes:
+async def request(runtime: Serving, key: Key, request_id: str) -> bytes:
     """``GET /v1/requests/{request_id}``. Raises: GatewayError."""
     record = runtime.spool.open_record(request_id)
     if record is None:
@@ -55,7 +55,7 @@ async def request(runtime: Runtime, key: Key, request_id: str) -> bytes:
     return _encode(_running(record))
 
 
-async def _own_rows(runtime: Runtime, user_id: int) -> list[tuple[Row, dict[str, int]]]:
+async def _own_rows(runtime: Serving, user_id: int) -> list[tuple[Row, dict[str, int]]]:
     """In a thread: with thousands waiting it takes a while to put them in order."""
 
     def look() -> list[tuple[Row, dict[str, int]]]:
@@ -106,7 +106,7 @@ def _head(record: Record, state: str) -> dict[str, Any]:
 # ---- ended, and usage: from the database, in a thread
 
 
-async def usage(runtime: Runtime, key: Key) -> bytes:
+async def usage(runtime: Serving, key: Key) -> bytes:
     """``GET /v1/usage/me``: the budget of the current period and what is used of it."""
     return await _from_database(_usage, key.user_id)
 

@@ -11,13 +11,13 @@ from mindrouter.gateway.dialects import openai
 from mindrouter.gateway.dialects.ollama import models as ollama
 from mindrouter.gateway.errors import GatewayError
 from scheduler.core.jobs import ModelSpec
-from scheduler.runtime import Runtime
+from scheduler.serving import Serving
 
 IMPLIED_TAG = ":latest"
 _encode = msgspec.json.Encoder().encode
 
 
-def visible_models(runtime: Runtime, user_id: int) -> dict[str, ModelSpec]:
+def visible_models(runtime: Serving, user_id: int) -> dict[str, ModelSpec]:
     """What a user may ask for, by name; aliases win over models of the same name."""
     snapshot = runtime.snapshot
     allowed = snapshot.allowed_models.get(user_id)
@@ -32,7 +32,7 @@ def visible_models(runtime: Runtime, user_id: int) -> dict[str, ModelSpec]:
     }
 
 
-def without_implied_tag(name: str, runtime: Runtime) -> str:
+def without_implied_tag(name: str, runtime: Serving) -> str:
     """In Ollama's API ``x`` and ``x:latest`` are one name; other backends know only the first."""
     snapshot = runtime.snapshot
     if name in snapshot.aliases or name in snapshot.models:
@@ -85,7 +85,7 @@ def tags_body(models: dict[str, ModelSpec]) -> bytes:
     return ollama.tags_body(models.items())
 
 
-def ps_body(models: dict[str, ModelSpec], runtime: Runtime) -> bytes:
+def ps_body(models: dict[str, ModelSpec], runtime: Serving) -> bytes:
     """``GET /api/ps``: those that some backend has in its memory, as far as polls know."""
     loaded = runtime.loaded_models()
     return ollama.ps_body((n, s) for n, s in models.items() if s.name in loaded)

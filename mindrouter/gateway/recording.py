@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.core.jobs import Usage
-from scheduler.runtime import Claim
+from scheduler.serving import Claim
 from scheduler.spool import Record
 
 

@@ -22,7 +22,7 @@ from mindrouter.gateway.events import Events, EventStream, read_usage
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.requests import Asked, estimate_tokens
 from scheduler.core.jobs import Usage
-from scheduler.runtime import Claim
+from scheduler.serving import Claim
 from scheduler.snapshot import Endpoint
 
 if TYPE_CHECKING:

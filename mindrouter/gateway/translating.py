@@ -28,7 +28,7 @@ from mindrouter.gateway.models import without_implied_tag
 from mindrouter.gateway.relay import BodyRelay, StreamRelay, usage_of
 from mindrouter.gateway.requests import Asked
 from scheduler.core.jobs import Job, Usage
-from scheduler.runtime import Claim
+from scheduler.serving import Claim
 from scheduler.snapshot import Endpoint
 from scheduler.spool import Attempt
 

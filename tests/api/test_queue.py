@@ -86,7 +86,7 @@ async def test_operators_remove_requests_and_auditors_only_look(
     gone = await ask(full, key, "DELETE", f"queue/{job['request_id']}")
     assert gone.status_code == status
     if status == 403:
-        full.runtime._evict(job["request_id"])
+        assert await full.runtime._evict(job["request_id"])
     await request
 
 
@@ -102,6 +102,6 @@ async def test_the_queue_comes_in_pages(full: RunningRouter) -> None:
     ids = [job["request_id"] for job in first["results"] + second["results"]]
     assert len(set(ids)) == 3
     for request_id in ids:
-        assert full.runtime._evict(request_id)
+        assert await full.runtime._evict(request_id)
     assert [answer.status_code for answer in await asyncio.gather(*requests)] == [503] * 3
     await until(lambda: full.runtime._claims == {})

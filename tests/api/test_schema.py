@@ -19,11 +19,11 @@ from backends import services, trial
 from backends.models import Alias, BackendModel, ModelStrategy, Node
 from backends.probe import ProbeResult
 from backends.trial import Trial
-from scheduler import runtime
+from scheduler import serving
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tunables import Tunables
 from scheduler.models import SiteSettings
-from scheduler.runtime import LiveView
+from scheduler.serving import LiveView
 from tests.factories import (
     make_admin,
     make_api_key,
@@ -86,7 +86,7 @@ def _idle_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         configuration_version=1,
     )
     running = SimpleNamespace(view=lambda: view, waiting=list, evict=lambda request_id: False)
-    monkeypatch.setattr(runtime, "_current", running)
+    monkeypatch.setattr(serving, "_current", running)
 
 
 @pytest.fixture

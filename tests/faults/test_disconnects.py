@@ -234,13 +234,13 @@ async def test_a_slot_and_a_leaving_client_at_the_same_moment_leak_no_slot(
         return Job(request_id=str(n), user_id=user, unit=user, model_name="m", prompt_tokens=1)
 
     async def wait(n: int) -> None:
-        with runtime.submit(job(n)) as claim:
+        with await runtime.submit(job(n)) as claim:
             await claim.wait()
             await asyncio.sleep(0)
             claim.settle(usage)
 
     for n in range(5000):
-        holder = runtime.submit(job(n))
+        holder = await runtime.submit(job(n))
         tasks = [asyncio.create_task(wait(n)) for _ in range(2)]
         await asyncio.sleep(0)
         if n % 2:

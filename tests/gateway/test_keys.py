@@ -15,7 +15,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from accounts.models import ApiKey, Group, Quota, User
-from scheduler import runtime as runtime_module
+from scheduler import serving
 from tests.running import RunningRouter, body, until
 from tests.stubs.openai_stub import OpenAIStub, drip, held
 
@@ -115,8 +115,8 @@ async def test_unknown_keys_are_neither_passed_nor_refused_while_the_database_is
     def broken(*_: Any) -> Any:
         raise OperationalError("no database")
 
-    monkeypatch.setattr(runtime_module, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(runtime_module, "_load_changes", broken)
+    monkeypatch.setattr(serving, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(serving, "_load_changes", broken)
     await until(lambda: router.runtime.database_away, LIMIT)
     assert (await router.chat()).status_code == 200
     response = await router.chat(key="mr-unknown")

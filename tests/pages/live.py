@@ -7,7 +7,7 @@ from scheduler.core.jobs import BackendSpec, Job, ModelSpec, Usage
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tickets import Lease
 from scheduler.core.tunables import Tunables
-from scheduler.runtime import LiveView
+from scheduler.serving import LiveView
 from scheduler.snapshot import load_snapshot
 
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from accounts.models import Group, User
 from scheduler import services
-from scheduler.runtime import LiveView
+from scheduler.serving import LiveView
 from tests.factories import make_admin, make_backend, make_decision, make_group, make_user
 from tests.pages.live import Cluster
 

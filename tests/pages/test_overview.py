@@ -16,7 +16,7 @@ from backends.models import Backend, BackendStatus
 from scheduler import consumers, services
 from scheduler.core.views import BackendView
 from scheduler.overview import attention, backend_rows, refusals
-from scheduler.runtime import LiveView
+from scheduler.serving import LiveView
 from tests.factories import make_admin, make_backend, make_decision, make_group, make_user
 from tests.pages.live import Cluster
 from tests.running import RunningRouter

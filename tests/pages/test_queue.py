@@ -13,7 +13,7 @@ from django.test import Client
 from accounts.models import Group, Role, User
 from scheduler import services
 from scheduler.core.picture import FlowPicture
-from scheduler.runtime import QueuePicture
+from scheduler.serving import QueuePicture
 from scheduler.waiting_list import Filter, window
 from tests.factories import make_admin, make_group, make_user
 from tests.pages.live import Cluster

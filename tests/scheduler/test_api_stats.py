@@ -11,7 +11,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from scheduler import services
 from scheduler.core.views import BackendView, ShareView, Stats
-from scheduler.runtime import LiveView
+from scheduler.serving import LiveView
 from tests.factories import make_user
 
 pytestmark = pytest.mark.django_db
