@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
-from scheduler.core.jobs import ModelSpec, Telemetry
+from scheduler.core.jobs import CAPABILITIES, ModelSpec, Telemetry
 
 #: Ollama's own rule: a name without a tag means the tag "latest".
 IMPLIED_TAG = ":latest"
-
-T = TypeVar("T")
 
 
 class ModelRow(Protocol):
@@ -27,12 +25,22 @@ class ModelRow(Protocol):
     tools: bool | None
     json: bool | None
     embeddings: bool | None
+    rerank: bool | None
+    transcription: bool | None
+    speech: bool | None
+    images: bool | None
+    moderation: bool | None
     context_length: int | None
     vram_mib: float | None
     detected_vision: bool | None
     detected_tools: bool | None
     detected_json: bool | None
     detected_embeddings: bool | None
+    detected_rerank: bool | None
+    detected_transcription: bool | None
+    detected_speech: bool | None
+    detected_images: bool | None
+    detected_moderation: bool | None
     detected_context_length: int | None
     detected_vram_mib: float | None
 
@@ -94,21 +102,13 @@ def _ollama_models(rows: Sequence[ModelRow]) -> dict[str, ModelSpec]:
 
 def _spec(name: str, rows: Sequence[ModelRow]) -> ModelSpec:
     """One model from its rows: hand-set values first, then detected ones, in the rows' order."""
-    return ModelSpec(
-        name=name,
-        vision=_first([r.vision for r in rows], [r.detected_vision for r in rows]),
-        tools=_first([r.tools for r in rows], [r.detected_tools for r in rows]),
-        json=_first([r.json for r in rows], [r.detected_json for r in rows]),
-        embeddings=_first([r.embeddings for r in rows], [r.detected_embeddings for r in rows]),
-        context_length=_first(
-            [r.context_length for r in rows], [r.detected_context_length for r in rows]
-        ),
-        vram_mib=_first([r.vram_mib for r in rows], [r.detected_vram_mib for r in rows]),
-    )
+    known = {field: _first(field, rows) for field in (*CAPABILITIES, "context_length", "vram_mib")}
+    return ModelSpec(name=name, **known)
 
 
-def _first(by_hand: list[T | None], detected: list[T | None]) -> T | None:
-    return next((value for value in [*by_hand, *detected] if value is not None), None)
+def _first(field: str, rows: Sequence[ModelRow]) -> Any:
+    values = [getattr(row, prefix + field) for prefix in ("", "detected_") for row in rows]
+    return next((value for value in values if value is not None), None)
 
 
 def polled(engine: str, status: StatusRow) -> tuple[datetime, Telemetry] | None:

@@ -14,8 +14,8 @@ from unfold.widgets import (
 )
 
 from backends.models import Alias, Backend, BackendModel, Node
+from scheduler.core.jobs import CAPABILITIES
 
-CAPABILITIES = ("vision", "tools", "json", "embeddings")
 _UNSEEN = UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"})
 
 

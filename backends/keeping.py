@@ -22,8 +22,9 @@ from backends.engines.observation import ModelInfo, Observation
 from backends.models import Backend, BackendModel, BackendStatus, Node, NodeStatus
 from backends.probe import ProbeResult
 from backends.sampling import sample_backend, sample_node
+from scheduler.core.jobs import CAPABILITIES
 
-_DETECTED = ("vision", "tools", "json", "embeddings", "context_length", "vram_mib")
+_DETECTED = (*CAPABILITIES, "context_length", "vram_mib")
 #: A model's need of memory moves a little with each load; less than this changes nothing.
 _VRAM_TOLERANCE = 0.1
 
@@ -159,7 +160,7 @@ def _apply(row: BackendModel, model: ModelInfo) -> bool:
         "detected_context_length": _context_length(row, model),
         "detected_vram_mib": _vram(row, model),
     }
-    for name in ("vision", "tools", "json", "embeddings"):
+    for name in CAPABILITIES:
         value = getattr(model, name)
         if value is not None or model.detailed:
             values[f"detected_{name}"] = value

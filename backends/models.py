@@ -221,7 +221,7 @@ class Backend(models.Model):
 class BackendModel(models.Model):
     """A model on a backend: found there by a poll, named by hand, or both.
 
-    ``vision`` … ``embeddings`` and ``context_length``, ``vram_mib`` are set by hand and win over
+    ``vision`` … ``moderation`` and ``context_length``, ``vram_mib`` are set by hand and win over
     the ``detected_…`` ones (yes, no, or null for "as detected").
     """
 
@@ -235,6 +235,11 @@ class BackendModel(models.Model):
     tools = models.BooleanField(null=True, blank=True)
     json = models.BooleanField("JSON", null=True, blank=True)
     embeddings = models.BooleanField(null=True, blank=True)
+    rerank = models.BooleanField(null=True, blank=True, help_text="Reranks and scores texts.")
+    transcription = models.BooleanField(null=True, blank=True, help_text="Audio to text.")
+    speech = models.BooleanField(null=True, blank=True, help_text="Text to audio.")
+    images = models.BooleanField(null=True, blank=True, help_text="Makes images.")
+    moderation = models.BooleanField(null=True, blank=True, help_text="Judges what is unwanted.")
     context_length = models.PositiveIntegerField(null=True, blank=True, help_text="Tokens.")
     vram_mib = models.FloatField(
         "VRAM",
@@ -247,6 +252,11 @@ class BackendModel(models.Model):
     detected_tools = models.BooleanField(null=True, editable=False)
     detected_json = models.BooleanField(null=True, editable=False)
     detected_embeddings = models.BooleanField(null=True, editable=False)
+    detected_rerank = models.BooleanField(null=True, editable=False)
+    detected_transcription = models.BooleanField(null=True, editable=False)
+    detected_speech = models.BooleanField(null=True, editable=False)
+    detected_images = models.BooleanField(null=True, editable=False)
+    detected_moderation = models.BooleanField(null=True, editable=False)
     detected_context_length = models.PositiveIntegerField(null=True, editable=False)
     detected_vram_mib = models.FloatField(null=True, editable=False)
 

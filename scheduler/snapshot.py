@@ -18,7 +18,14 @@ from accounts.models import ApiKey, Group, User
 from backends.catalog import effective_engine, models_by_name, polled
 from backends.models import Alias, Backend, BackendStatus, ModelStrategy
 from backends.upstream import Origin
-from scheduler.core.jobs import BackendSpec, ModelSpec, Strategy, Telemetry, UserSpec
+from scheduler.core.jobs import (
+    CAPABILITIES,
+    BackendSpec,
+    ModelSpec,
+    Strategy,
+    Telemetry,
+    UserSpec,
+)
 from scheduler.core.tunables import Tunables
 from scheduler.core.weights import effective_weight
 from scheduler.models import ConfigurationVersion, SiteSettings
@@ -34,6 +41,10 @@ class Key:
     may_name_end_user: bool
 
 
+#: The line of ``Endpoint.headers`` for what most requests carry.
+_JSON_LINE = b"content-type: application/json\r\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What it takes to send a request to a backend. Time limits in seconds."""
@@ -46,6 +57,11 @@ class Endpoint:
     connect_timeout: float
     first_byte_timeout: float
     chunk_timeout: float
+
+    def sending(self, content_type: bytes) -> Endpoint:
+        """The same for a request whose body is no JSON."""
+        line = b"content-type: " + content_type + b"\r\n"
+        return replace(self, headers=self.headers.replace(_JSON_LINE, line, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +269,7 @@ def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint], froz
 
 
 def _endpoint(backend: Backend, engine: str) -> Endpoint:
-    headers = b"content-type: application/json\r\nuser-agent: mindrouter\r\n"
+    headers = _JSON_LINE + b"user-agent: mindrouter\r\n"
     if backend.api_key:
         headers += b"authorization: Bearer " + backend.api_key.encode() + b"\r\n"
     return Endpoint(
@@ -303,9 +319,6 @@ def _merged(specs: list[ModelSpec]) -> ModelSpec:
 
     return ModelSpec(
         name=specs[0].name,
-        vision=best("vision"),
-        tools=best("tools"),
-        json=best("json"),
-        embeddings=best("embeddings"),
+        **{name: best(name) for name in CAPABILITIES},
         context_length=max((s.context_length for s in specs if s.context_length), default=None),
     )

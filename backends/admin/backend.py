@@ -40,12 +40,15 @@ from backends.engines.gpu import assigned
 from backends.forms import BackendForm, BackendModelForm
 from backends.models import Backend, BackendModel, Engine
 from backends.services import probe_backends
+from scheduler.core.jobs import TASKS
 
 
 class BackendModelInline(TabularInline):  # type: ignore[misc]
     model = BackendModel
     form = BackendModelForm
-    fields = (*BackendModelForm.Meta.fields, "is_listed")
+    # What else a model may be for is on a page of its own: the table has no room for it.
+    fields = (*(f for f in BackendModelForm.Meta.fields if f not in TASKS), "is_listed")
+    show_change_link = True
     readonly_fields = ("is_listed",)
     extra = 0
     # A request may carry a thousand fields at most, and Ollama servers have hundreds of models.

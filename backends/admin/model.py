@@ -14,10 +14,11 @@ from unfold.admin import ModelAdmin
 
 from backends.admin.showing import DASH, age, known, status_of
 from backends.catalog import with_tag
-from backends.forms import CAPABILITIES, BackendModelForm
+from backends.forms import BackendModelForm
 from backends.hints import KEEP_ALIVE, hint, takes_hints
 from backends.models import BackendModel
 from backends.services import probe_backends
+from scheduler.core.jobs import CAPABILITIES, TASKS
 
 
 @admin.register(BackendModel)
@@ -100,8 +101,11 @@ class BackendModelAdmin(ModelAdmin):  # type: ignore[misc]
 
 
 def _ability(row: BackendModel, name: str) -> str:
-    """What a model can do, or is not known to: "vision", "tools ?", or nothing."""
+    """What a model can do, or is not known to: "vision", "tools ?", or nothing.
+
+    Of the tasks only known ones are told: most models are for none of them.
+    """
     own = getattr(row, name)
     can = getattr(row, f"detected_{name}") if own is None else own
     label = "JSON" if name == "json" else name
-    return {True: label, None: f"{label} ?", False: ""}[can]
+    return {True: label, None: "" if name in TASKS else f"{label} ?", False: ""}[can]

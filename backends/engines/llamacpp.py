@@ -36,23 +36,24 @@ _WANTED = frozenset({_RUNNING, _WAITING})
 
 
 def follow_up(replies: Replies) -> tuple[Question, ...]:
-    """Whether it makes embeddings, once; and its slots where it was started without metrics.
+    """Whether it makes embeddings and reranks, once; and its slots where it was started without
+    metrics.
 
     Neither is asked of a sleeping server: reading the slots would wake it (metrics do not).
     """
     props = mapping(json_of(replies, PROPS))
     if not props or props.get("is_sleeping") is True:
         return ()
-    questions = [_embeddings_question(props)]
+    questions = [_trying("/v1/embeddings", props), _trying("/v1/rerank", props)]
     if not samples(replies, METRICS, _WANTED):
         questions.append(SLOTS)
     return tuple(questions)
 
 
-def _embeddings_question(props: dict[str, Any]) -> Question:
-    # An empty request is turned down at once: 501 where embeddings are off, 400 where they are on.
+def _trying(path: str, props: dict[str, Any]) -> Question:
+    # An empty request is turned down at once: 501 where it is off, 400 where it is on.
     identity = f"{props.get('build_info')} {props.get('model_path')} {props.get('model_alias')}"
-    return Question("/v1/embeddings", "POST", b"{}", cache=identity)
+    return Question(path, "POST", b"{}", cache=identity)
 
 
 def parse(replies: Replies) -> Observation:
@@ -76,15 +77,18 @@ def parse(replies: Replies) -> Observation:
 def _models(
     replies: Replies, props: dict[str, Any], entries: list[tuple[str, dict[str, Any]]]
 ) -> tuple[ModelInfo, ...]:
+    modalities = mapping(props.get("modalities"))
     caps = mapping(props.get("chat_template_caps"))
     settings = mapping(props.get("default_generation_settings"))
     return tuple(
         ModelInfo(
             name=name,
-            vision=yes_no(mapping(props.get("modalities")).get("vision")),
+            vision=yes_no(modalities.get("vision")),
+            transcription=yes_no(modalities.get("audio")),
             tools=yes_no(caps.get("supports_tools")),
             json=True,
-            embeddings=_embeddings(replies, props),
+            embeddings=_does(replies, "/v1/embeddings", props),
+            rerank=_does(replies, "/v1/rerank", props),
             context_length=positive(mapping(entry.get("meta")).get("n_ctx"))
             or positive(settings.get("n_ctx")),
             detailed=bool(props),
@@ -113,8 +117,8 @@ def _loaded(
     }
 
 
-def _embeddings(replies: Replies, props: dict[str, Any]) -> bool | None:
-    reply = replies.get(_embeddings_question(props))
+def _does(replies: Replies, path: str, props: dict[str, Any]) -> bool | None:
+    reply = replies.get(_trying(path, props))
     return {501: False, 400: True}.get(reply.status) if reply else None
 
 

@@ -15,6 +15,11 @@ class ModelInfo:
     tools: bool | None = None
     json: bool | None = None
     embeddings: bool | None = None
+    rerank: bool | None = None
+    transcription: bool | None = None
+    speech: bool | None = None
+    images: bool | None = None
+    moderation: bool | None = None
     #: Tokens, as it runs now.
     context_length: int | None = None
     #: Tokens at most: what the model could do, where it is not known what it is set to.

@@ -90,6 +90,7 @@ def _model(
         tools=_has(told, "tools"),
         json=_has(told, "completion"),  # `format` works with whatever completes
         embeddings=_has(told, "embedding"),
+        images=_has(told, "image"),
         context_length=positive((loaded or {}).get("context_length")),
         context_limit=_context_limit(entry, show),
         vram_mib=mib((loaded or {}).get("size")),

@@ -33,6 +33,15 @@ _KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # newest na
 _SLEEP = "vllm:engine_sleep_state"
 _WANTED = frozenset({_RUNNING, _WAITING, _SWAPPED, *_KV_USE, _SLEEP})
 
+_PATHS = {
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "transcription": "/v1/audio/transcriptions",
+    "speech": "/v1/audio/speech",
+    "images": "/v1/images/generations",
+    "moderation": "/v1/moderations",
+}
+
 
 class _Description(msgspec.Struct):
     """What is read of ``/openapi.json``."""
@@ -60,13 +69,13 @@ def parse(replies: Replies) -> Observation:
     found = samples(replies, METRICS, _WANTED)
     models = listed(replies)
     sleeping = _sleeping(found)
-    embeddings = _embeddings(replies, models[0][0]) if models else None
+    able = _able(replies, models[0][0]) if models else {}
     kv_use = mean(first_present(found, *_KV_USE))
     return Observation(
         models=None
         if models is None
         else tuple(
-            ModelInfo(name=name, json=True, embeddings=embeddings, context_length=context_of(entry))
+            ModelInfo(name=name, json=True, context_length=context_of(entry), **able)
             for name, entry in models
         ),
         loaded=None if models is None or sleeping else {name: None for name, _ in models},
@@ -96,13 +105,14 @@ def _sleeping(found: list[Sample]) -> bool | None:
     return not any(value > 0 for value in awake) if awake else None
 
 
-def _embeddings(replies: Replies, model_name: str) -> bool | None:
-    """Newer versions serve either the chat path or the embeddings path; older ones serve both
-    whatever the model is, which tells nothing."""
+def _able(replies: Replies, model_name: str) -> dict[str, bool]:
+    """What the model is for, by the paths that are served. Newer versions serve only those of
+    its tasks; older ones serve chat and embeddings whatever it is, which tells nothing."""
     described = json_of(replies, _description(replies, model_name), _Description)
     if described is None:
-        return None
-    serves_embeddings = "/v1/embeddings" in described.paths
-    if serves_embeddings == ("/v1/chat/completions" in described.paths):
-        return None
-    return serves_embeddings
+        return {}
+    served = {capability for capability, path in _PATHS.items() if path in described.paths}
+    chats = "/v1/chat/completions" in described.paths
+    if chats == ("embeddings" in served) and (chats or not served):
+        return {}
+    return {capability: capability in served for capability in _PATHS}

@@ -30,6 +30,7 @@ from mindrouter.api.fields import (
     TextField,
     columns,
 )
+from scheduler.core.jobs import CAPABILITIES
 
 _HIDDEN_STATUS = ("claimed_until", "fingerprint", "missing_models", "id", "backend", "node")
 
@@ -235,10 +236,7 @@ class BackendModelSerializer(RowSerializer[BackendModel]):
             *columns(BackendModel, without=("vram_mib",)),
             "vram_mb",
             "listed",
-            "detected_vision",
-            "detected_tools",
-            "detected_json",
-            "detected_embeddings",
+            *(f"detected_{name}" for name in CAPABILITIES),
             "detected_context_length",
             "detected_vram_mb",
         )

@@ -10,7 +10,7 @@ import msgspec
 from mindrouter.gateway.dialects import openai
 from mindrouter.gateway.dialects.ollama import models as ollama
 from mindrouter.gateway.errors import GatewayError
-from scheduler.core.jobs import ModelSpec
+from scheduler.core.jobs import CAPABILITIES, ModelSpec
 from scheduler.serving import Serving
 
 IMPLIED_TAG = ":latest"
@@ -69,11 +69,10 @@ def _entry(name: str, spec: ModelSpec, *, anthropic: bool) -> dict[str, Any]:
     if anthropic:
         created = "1970-01-01T00:00:00Z"  # unknown, but the form wants a moment
         return {"type": "model", "id": name, "display_name": name, "created_at": created}
-    able = ("vision", "tools", "json", "embeddings")
     return openai.model_object(
         name,
         max_model_len=spec.context_length,
-        capabilities={ability: getattr(spec, ability) for ability in able},
+        capabilities={ability: getattr(spec, ability) for ability in CAPABILITIES},
     )
 
 

@@ -10,6 +10,7 @@ from django.db import models
 
 from accounts.models import ApiKey, Group, Quota, User
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
+from scheduler.core.jobs import CAPABILITIES
 
 _LIMITS = (
     "requests_per_minute",
@@ -136,10 +137,7 @@ SECTIONS = (
 MODEL_FIELDS = {
     "context_length": "context_length",
     "vram_mb": "vram_mib",
-    "vision": "vision",
-    "tools": "tools",
-    "json": "json",
-    "embeddings": "embeddings",
+    **{name: name for name in CAPABILITIES},
 }
 MODEL_NAMES = {"name", "by_hand", *MODEL_FIELDS}
 

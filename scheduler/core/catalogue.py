@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scheduler.core.cluster import BackendState, Cluster, Offer
 from scheduler.core.errors import Rejected
-from scheduler.core.jobs import Job, ModelSpec, Strategy
+from scheduler.core.jobs import Job, ModelSpec, Strategy, Task
 from scheduler.core.placement import (
     CAPABILITIES,
     Constraint,
@@ -26,7 +26,7 @@ from scheduler.core.queue import JobClass, Pool
 from scheduler.core.tickets import Failure
 
 Pair = tuple[BackendState, ModelSpec]
-AskKey = tuple[str, bool, bool, bool, bool, int | None]
+AskKey = tuple[str, bool, bool, bool, bool, Task | None, int | None]
 
 
 @dataclass(slots=True)
@@ -63,12 +63,15 @@ class Catalogue:
         """
         needs = job.needs
         key = (
-            job.model_name, needs.vision, needs.tools, needs.json, needs.embeddings, group_id
+            job.model_name, needs.vision, needs.tools, needs.json, needs.embeddings, needs.task,
+            group_id,
         )  # fmt: skip
         ask = self._asks.get(key)
         if ask is None:
             ask = self._asks[key] = self._ask(job, group_id)
-        tokens = job.prompt_tokens + (job.max_tokens or 0)
+        tokens = job.context_tokens
+        if tokens is None:
+            tokens = job.prompt_tokens + (job.max_tokens or 0)
         if tokens <= ask.smallest_context and not avoid:
             cls, failures = ask.whole, ask.failures
             if cls is None:
@@ -116,16 +119,16 @@ class Catalogue:
         """Backends whose context holds prompt and answer; if there is none, at least the prompt,
         since a client's limit on the answer often exceeds what it will get."""
         failures = list(ask.failures)
+        prompt = job.prompt_tokens if job.context_tokens is None else tokens
         pairs = _fitting(ask.pairs, tokens, failures)
         if not pairs:
             failures = list(ask.failures)
-            pairs = _fitting(ask.pairs, job.prompt_tokens, failures)
+            pairs = _fitting(ask.pairs, prompt, failures)
         if not pairs:
             longest = max(m.context_length or 0 for _, m in ask.pairs)
             raise Rejected(
                 "context_length_exceeded",
-                f"The prompt has about {job.prompt_tokens} tokens; {job.model_name} takes at most "
-                f"{longest}.",
+                f"The prompt has about {prompt} tokens; {job.model_name} takes at most {longest}.",
             )
         return self._class(job.model_name, pairs, avoid), tuple(failures)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 #: The fairness unit (R15): a user id, or (user id, end user) behind a trusted key.
 Unit = Hashable
@@ -18,6 +18,12 @@ Strategy = Literal["score", "affinity", "round_robin"]
 
 #: yes, no, or unknown: what a backend is known to be able to do.
 Capability = bool | None
+
+#: What a model may be for besides making text: each is a capability of its own.
+Task = Literal["rerank", "transcription", "speech", "images", "moderation"]
+TASKS: tuple[Task, ...] = get_args(Task)
+#: The capabilities that ``ModelSpec`` tells of, by their names there.
+CAPABILITIES = ("vision", "tools", "json", "embeddings", *TASKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,7 @@ class Needs:
     tools: bool = False
     json: bool = False
     embeddings: bool = False
+    task: Task | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,9 @@ class Job:
     prompt_tokens: int = 0
     max_tokens: int | None = None  # the client's own limit on the answer
     cache_key: str | None = None
+    #: What must fit a model's context at once, where that is not prompt and answer together: of
+    #: many inputs the longest.
+    context_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,11 @@ class ModelSpec:
     tools: Capability = None
     json: Capability = None
     embeddings: Capability = None
+    rerank: Capability = None
+    transcription: Capability = None
+    speech: Capability = None
+    images: Capability = None
+    moderation: Capability = None
     context_length: int | None = None
     vram_mib: float | None = None  # needed when it is not loaded yet
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from scheduler.core.affinity import rendezvous
 from scheduler.core.cluster import BackendState, Measures, Offer
-from scheduler.core.jobs import BackendSpec, Job, ModelSpec
+from scheduler.core.jobs import BackendSpec, Job, ModelSpec, Task
 from scheduler.core.queue import JobClass
 from scheduler.core.tickets import ChoiceReason, Failure, SlotsTaken
 from scheduler.core.tunables import Tunables
@@ -41,11 +41,23 @@ def has_permission(group_id: int | None, backend: BackendSpec) -> str | None:
     return "is not for this user's group"
 
 
+_CANNOT: dict[Task, str] = {
+    "rerank": "does not rerank or score",
+    "transcription": "does not transcribe audio",
+    "speech": "does not speak",
+    "images": "does not make images",
+    "moderation": "does not moderate",
+}
+
+
 def has_modality(job: Job, model: ModelSpec) -> str | None:
     if job.needs.vision and model.vision is False:
         return "does not read images"
     if job.needs.embeddings and model.embeddings is False:
         return "does not make embeddings"
+    task = job.needs.task
+    if task is not None and getattr(model, task) is False:
+        return _CANNOT[task]
     return None
 
 

@@ -26,12 +26,22 @@ class Row:
     tools: bool | None = None
     json: bool | None = None
     embeddings: bool | None = None
+    rerank: bool | None = None
+    transcription: bool | None = None
+    speech: bool | None = None
+    images: bool | None = None
+    moderation: bool | None = None
     context_length: int | None = None
     vram_mib: float | None = None
     detected_vision: bool | None = None
     detected_tools: bool | None = None
     detected_json: bool | None = None
     detected_embeddings: bool | None = None
+    detected_rerank: bool | None = None
+    detected_transcription: bool | None = None
+    detected_speech: bool | None = None
+    detected_images: bool | None = None
+    detected_moderation: bool | None = None
     detected_context_length: int | None = None
     detected_vram_mib: float | None = None
 

@@ -14,6 +14,7 @@ from backends.engines import llamacpp, ollama, openai, sglang, vllm
 from backends.engines.observation import ModelInfo, Observation
 from backends.engines.replies import MAX_MODELS, Question, Replies, Reply
 from backends.engines.table import DETECTION, ENGINES, detect
+from scheduler.core.jobs import CAPABILITIES, TASKS
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -133,6 +134,35 @@ def test_a_vllm_makes_embeddings_if_it_serves_their_path_and_not_the_chats(
     assert {model.embeddings for model in seen.models} == {embeddings}
 
 
+@pytest.mark.parametrize(
+    ("paths", "able"),
+    [
+        (["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"], {"rerank"}),
+        (["/v1/audio/transcriptions", "/v1/audio/translations"], {"transcription"}),
+        (["/v1/chat/completions", "/v1/audio/transcriptions"], {"transcription"}),
+        (["/v1/audio/speech"], {"speech"}),
+        (["/v1/images/generations", "/v1/images/edits"], {"images"}),
+        (["/v1/embeddings", "/v1/rerank"], {"embeddings", "rerank"}),
+    ],
+)
+def test_a_vllm_is_for_the_tasks_whose_paths_it_serves_and_for_no_others(
+    paths: list[str], able: set[str]
+) -> None:
+    described = answer({"paths": {path: {"post": {}} for path in paths}, "info": {}})
+    seen = with_follow_up("vllm", VLLM, openapi_json=described)
+    assert seen.models is not None
+    told = {name: getattr(seen.models[0], name) for name in ("embeddings", *TASKS)}
+    assert told == {name: name in able for name in told}
+
+
+def test_an_older_vllm_serves_every_path_which_tells_nothing_of_its_model() -> None:
+    paths = ["/v1/chat/completions", "/v1/embeddings", "/v1/rerank", "/v1/audio/transcriptions"]
+    described = answer({"paths": {path: {"post": {}} for path in paths}, "info": {}})
+    seen = with_follow_up("vllm", VLLM, openapi_json=described)
+    assert seen.models is not None
+    assert [getattr(seen.models[0], name) for name in TASKS] == [None] * 5
+
+
 def test_vision_and_tools_of_a_vllm_are_unknown_whatever_its_models_are_called() -> None:
     listed = answer({"data": [{"id": "qwen2-vl-tools", "owned_by": "vllm"}]})
     seen = vllm.parse({openai.MODELS: listed})
@@ -160,6 +190,7 @@ def test_a_busy_llamacpp_is_read_as_it_was_when_captured(
         tools=False,
         json=True,
         embeddings=embeddings,
+        transcription=False,
         context_length=2048,
     )
     assert seen == Observation(
@@ -171,6 +202,21 @@ def test_a_busy_llamacpp_is_read_as_it_was_when_captured(
         version="b0-unknown",
         sleeping=False,
     )
+
+
+@pytest.mark.parametrize(("status", "reranks"), [(501, False), (400, True), (500, None)])
+def test_a_llamacpp_reranks_unless_it_turns_an_empty_request_down_as_not_its_own(
+    status: int, reranks: bool | None
+) -> None:
+    seen = with_follow_up("llamacpp", LLAMACPP, rerank=Reply(status))
+    assert [model.rerank for model in seen.models or ()] == [reranks]
+
+
+def test_a_llamacpp_that_hears_transcribes() -> None:
+    props = json.loads((SAMPLES / "llamacpp-props.json").read_bytes())
+    props["modalities"] = {"vision": False, "audio": True}
+    seen = llamacpp.parse({**LLAMACPP, llamacpp.PROPS: answer(props)})
+    assert [model.transcription for model in seen.models or ()] == [True]
 
 
 def test_without_metrics_the_slots_tell_how_many_requests_run() -> None:
@@ -237,6 +283,7 @@ def test_a_model_on_an_ollamas_disk_has_an_upper_limit_and_a_least_size() -> Non
         tools=False,
         json=True,
         embeddings=False,
+        images=False,
         context_limit=131072,
         vram_at_least_mib=4096.0,
     )
@@ -432,8 +479,8 @@ def check(seen: Observation) -> None:
         assert 0 < len(model.name) <= 300
         for context in (model.context_length, model.context_limit):
             assert context is None or 0 < context < 2**31
-        for capability in (model.vision, model.tools, model.json, model.embeddings):
-            assert capability in (True, False, None)
+        for capability in CAPABILITIES:
+            assert getattr(model, capability) in (True, False, None)
     assert len(seen.models or ()) <= MAX_MODELS
     json.dumps(dict(seen.loaded or {}), allow_nan=False)
 

@@ -82,6 +82,8 @@ async def test_an_idle_server_tells_its_model_slots_and_abilities(start: Start) 
             tools=False,
             json=True,
             embeddings=False,
+            rerank=False,
+            transcription=False,
             context_length=512,  # of 1024 for two slots
         ),
     )

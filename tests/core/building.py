@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from scheduler.core.jobs import (
+    TASKS,
     BackendSpec,
     Job,
     ModelSpec,
@@ -146,7 +147,9 @@ def lease_of(ticket: Ticket) -> Lease:
 
 
 def needs(**values: bool) -> Needs:
-    return Needs(**values)
+    """By the names of capabilities."""
+    tasks = [name for name in TASKS if values.pop(name, False)]
+    return Needs(**values, task=tasks[0] if tasks else None)
 
 
 def serve_until(

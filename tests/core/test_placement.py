@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.core.affinity import rendezvous
 from scheduler.core.errors import Rejected
-from scheduler.core.jobs import ModelSpec
+from scheduler.core.jobs import CAPABILITIES, ModelSpec
 from tests.core.building import Bench, backend, lease_of, needs, user
 
 USERS = [user(i) for i in range(1, 5)]
@@ -35,7 +35,17 @@ def test_an_unknown_user_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("need", "word"),
-    [("vision", "images"), ("tools", "tools"), ("json", "JSON"), ("embeddings", "embeddings")],
+    [
+        ("vision", "images"),
+        ("tools", "tools"),
+        ("json", "JSON"),
+        ("embeddings", "embeddings"),
+        ("rerank", "rerank"),
+        ("transcription", "transcribe"),
+        ("speech", "speak"),
+        ("images", "make images"),
+        ("moderation", "moderate"),
+    ],
 )
 def test_a_need_that_no_backend_meets_is_refused_by_name(need: str, word: str) -> None:
     models = {"m": ModelSpec(name="m", **{need: False})}
@@ -44,7 +54,7 @@ def test_a_need_that_no_backend_meets_is_refused_by_name(need: str, word: str) -
     assert word in error.message
 
 
-@pytest.mark.parametrize("need", ["vision", "tools", "json", "embeddings"])
+@pytest.mark.parametrize("need", CAPABILITIES)
 def test_a_need_selects_the_backends_that_meet_it_or_may_meet_it(need: str) -> None:
     bench = Bench(
         USERS,
@@ -97,6 +107,15 @@ def test_a_long_job_goes_where_prompt_and_answer_fit() -> None:
     )
     assert {bench.serve(1, prompt=3000).backend_id for _ in range(4)} == {1, 2}
     assert {bench.serve(1, prompt=3000, max_tokens=2000).backend_id for _ in range(4)} == {2}
+
+
+def test_of_many_inputs_the_longest_has_to_fit_the_context() -> None:
+    models = {"m": ModelSpec(name="m", context_length=512)}
+    bench = Bench(USERS, [backend(1, models=models)])
+    assert bench.serve(1, prompt=9000, context_tokens=512).backend_id == 1
+    error = refusal(bench, 1, prompt=9000, context_tokens=513)
+    assert error.reason == "context_length_exceeded"
+    assert "about 513 tokens" in error.message
 
 
 def test_a_limit_on_the_answer_beyond_the_context_is_left_to_the_backend() -> None:

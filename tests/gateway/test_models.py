@@ -91,6 +91,11 @@ async def test_what_is_known_of_a_model_is_told(router: RunningRouter) -> None:
         "tools": False,
         "json": None,
         "embeddings": None,
+        "rerank": None,
+        "transcription": None,
+        "speech": None,
+        "images": None,
+        "moderation": None,
     }
 
 

@@ -34,7 +34,9 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
     make_backend(
         "a", base_url="http://gpu-1:8000", api_key="sk-secret", max_concurrent=4, max_queue=16
     )
-    BackendModel.objects.create(backend=Backend.objects.get(), name="m", vram_mib=800, vision=False)
+    BackendModel.objects.create(
+        backend=Backend.objects.get(), name="m", vram_mib=800, vision=False, speech=True
+    )
     BackendModel.objects.create(
         backend=Backend.objects.get(), name="found", by_hand=False, listed=True
     )
@@ -78,6 +80,11 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
                     "tools": None,
                     "json": None,
                     "embeddings": None,
+                    "rerank": None,
+                    "transcription": None,
+                    "speech": True,
+                    "images": None,
+                    "moderation": None,
                 }
             ],
         }.items()
@@ -191,6 +198,8 @@ models = some(
         "vram_mb": st.none() | st.floats(0, 1e6),
         "vision": st.none() | flags,
         "json": st.none() | flags,
+        "rerank": st.none() | flags,
+        "images": st.none() | flags,
         "by_hand": flags,
     },
     name=names,
