@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -82,3 +83,20 @@ def open_tab(chromium: Chromium, live_server: Any) -> Iterator[Callable[..., Tab
     yield open_one
     for tab in tabs:
         tab.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> Callable[[Page], list[str]]:
+    """What axe-core finds wrong with the page that is open, one line for each element."""
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+    checker = Axe()
+
+    def complaints(page: Page) -> list[str]:
+        found = checker.run(page, options=rules).response["violations"]
+        return [
+            f"{page.url}: {one['id']}: {' '.join(map(str, node['target']))}: {node['failureSummary']}"
+            for one in found
+            for node in one["nodes"]
+        ]
+
+    return complaints

@@ -160,6 +160,18 @@ def test_every_page_fits_names_its_inputs_and_loads_nothing_from_elsewhere(
     tab(look)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_wrong_with_the_own_pages(open_signed_in, axe, scheme):
+    def look(page: Page) -> list[str]:
+        complaints = []
+        for address in OWN_PAGES:
+            page.goto(address)
+            complaints += axe(page)
+        return complaints
+
+    assert open_signed_in(color_scheme=scheme)(look) == []
+
+
 @pytest.mark.parametrize("address", OWN_PAGES)
 def test_own_pages_are_readable_without_scripts_and_lead_to_the_others(open_signed_in, address):
     def read(page: Page) -> None:

@@ -271,13 +271,13 @@ async def test_a_browser_shows_what_the_socket_sends_and_keeps_the_place(
         page.context.add_cookies([{"name": "sessionid", "value": session, "url": router.url}])
         page.goto("/admin/")
         page.wait_for_selector("#overview-live[data-connected=yes]")
-        page.locator("[aria-label=Backends]").evaluate(
+        page.locator("[aria-label='Table of backends']").evaluate(
             "one => { one.scrollLeft = 40; one.focus(); }"
         )
 
     def look_again(page) -> tuple[int, str]:
         page.get_by_text("weight 77").wait_for()
-        region = page.locator("[aria-label=Backends]")
+        region = page.locator("[aria-label='Table of backends']")
         focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
         return region.evaluate("one => one.scrollLeft"), focused
 
@@ -285,7 +285,7 @@ async def test_a_browser_shows_what_the_socket_sends_and_keeps_the_place(
         await router.change(_make_gpu)
         await asyncio.to_thread(tab, look)
         await router.user("bob", weight=77)
-        assert await asyncio.to_thread(tab, look_again) == (40, "Backends")
+        assert await asyncio.to_thread(tab, look_again) == (40, "Table of backends")
     finally:
         await asyncio.to_thread(tab.close)
 
