@@ -284,10 +284,17 @@ async def test_a_browser_shows_what_the_socket_sends_and_keeps_the_place(
     try:
         await router.change(_make_gpu)
         await asyncio.to_thread(tab, look)
+        await router.change(
+            _make_unknown_gpu
+        )  # a note about it appears, with a link, above the rest
         await router.user("bob", weight=77)
         assert await asyncio.to_thread(tab, look_again) == (40, "Table of backends")
     finally:
         await asyncio.to_thread(tab.close)
+
+
+def _make_unknown_gpu() -> None:
+    make_backend("gpu-0")  # never polled
 
 
 def _make_gpu() -> None:

@@ -4,27 +4,32 @@
   const remembered = new WeakMap();
   const focusable = "a, button, [tabindex]";
 
+  // What an element is, whatever has come or gone before it on the page.
+  const nameOf = (one) =>
+    one.id || one.getAttribute("aria-label") || one.getAttribute("href") || one.textContent.trim();
+  const named = (place, what, name) =>
+    [...place.querySelectorAll(what)].find((one) => nameOf(one) === name);
+
   function remember(place) {
-    const places = [...place.querySelectorAll(focusable)];
+    const active = document.activeElement;
     remembered.set(place, {
-      scrolled: [...place.querySelectorAll(".mr-scroll")].map((one) => one.scrollLeft),
-      id: place.contains(document.activeElement) ? document.activeElement.id : "",
-      focus: places.indexOf(document.activeElement),
+      scrolled: [...place.querySelectorAll(".mr-scroll")].map((one) => [
+        nameOf(one),
+        one.scrollLeft,
+      ]),
+      focus: active !== place && place.contains(active) ? nameOf(active) : null,
     });
   }
 
+  // A row that has gone must not hand its focus, and the next key press, to another row.
   function restore(place) {
     const was = remembered.get(place);
     if (!was) return;
-    place.querySelectorAll(".mr-scroll").forEach((one, n) => {
-      one.scrollLeft = was.scrolled[n] || 0;
-    });
-    if (was.focus < 0) return;
-    // A row that has gone must not hand its focus, and the next key press, to another row.
-    const again = was.id
-      ? document.getElementById(was.id)
-      : place.querySelectorAll(focusable)[was.focus];
-    again?.focus({ preventScroll: true });
+    for (const [name, left] of was.scrolled) {
+      const one = named(place, ".mr-scroll", name);
+      if (one) one.scrollLeft = left;
+    }
+    if (was.focus !== null) named(place, focusable, was.focus)?.focus({ preventScroll: true });
   }
 
   document.addEventListener("htmx:beforeSwap", (event) => remember(event.detail.target));
