@@ -213,6 +213,7 @@ class Catalogue:
         hopeless = bool(cls.offers)
         for offer in cls.offers:
             offer.loaded = score_model_loaded(offer.backend, offer.model)
+            offer.scored_as_of = -1
             if has_memory(offer.backend, offer.model) is not None:
                 cls.unfit |= offer.backend.bit
             if could_have_memory(offer.backend, offer.model) is None:

@@ -82,8 +82,7 @@ def load(
     for backend_id, model_name, latency, rate in state.get("measures", ()):
         backend = cluster.by_id.get(backend_id)
         if backend is not None:
-            measures = backend.measures_of(model_name)
-            measures.latency_seconds, measures.tokens_per_second = latency, rate
+            backend.measures_of(model_name).restore(latency, rate)
 
 
 def _loaded_unit(saved: list[Any], roster: Roster) -> UnitState | None:

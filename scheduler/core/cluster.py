@@ -29,20 +29,38 @@ FRESH_SHARE = 0.2
 TOKEN_RATE_UNKNOWN = 30.0
 
 
+NO_LATENCY = 1  # of ``Measures.unknown``
+NO_RATE = 2
+
+
 class Measures:
     """Moving averages of one model on one backend. None: never measured."""
 
-    __slots__ = ("latency_seconds", "tokens_per_second")
+    __slots__ = ("changes", "latency_seconds", "tokens_per_second", "unknown")
 
     def __init__(self) -> None:
         self.latency_seconds: float | None = None  # dispatch to first byte
         self.tokens_per_second: float | None = None  # of one request
+        self.unknown = NO_LATENCY | NO_RATE
+        self.changes = 0  # counted, so that scores are worked out anew only then
 
     def note_latency(self, seconds: float) -> None:
         self.latency_seconds = averaged(self.latency_seconds, seconds)
+        self.unknown &= ~NO_LATENCY
+        self.changes += 1
 
     def note_rate(self, tokens_per_second: float) -> None:
         self.tokens_per_second = averaged(self.tokens_per_second, tokens_per_second)
+        self.unknown &= ~NO_RATE
+        self.changes += 1
+
+    def restore(self, latency_seconds: float | None, tokens_per_second: float | None) -> None:
+        """Take up what was measured before a restart."""
+        self.latency_seconds, self.tokens_per_second = latency_seconds, tokens_per_second
+        self.unknown = NO_LATENCY * (latency_seconds is None) | NO_RATE * (
+            tokens_per_second is None
+        )
+        self.changes += 1
 
 
 def averaged(known: float | None, new: float) -> float:
@@ -56,6 +74,7 @@ class BackendState:
         "answered_at",
         "bit",
         "busy_until",
+        "changes",
         "configured",
         "failed_at",
         "failed_until",
@@ -81,6 +100,7 @@ class BackendState:
         self.bit = bit
         self.configured = True
         self.in_flight = 0
+        self.changes = 0  # of anything that its scores depend on
         self.limit = spec.max_concurrent  # less what others use of it
         self.plain = False  # alive, and only ``limit`` says whether a slot is free
         self.failed_at = LONG_AGO
@@ -149,7 +169,7 @@ class BackendState:
         return int(most)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Offer:
     """One backend's model, as a class may use it."""
 
@@ -159,6 +179,10 @@ class Offer:
     bit: int
     backend_id: int
     loaded: float = 0.5  # ``score_model_loaded``, as of the last poll
+    # As it was scored last, cache affinity aside (``Scoring``):
+    scored_as_of: int = -1
+    points: tuple[int, tuple[float, ...]] = (0, ())
+    total: float = 0.0
 
 
 class Cluster:
@@ -218,6 +242,7 @@ class Cluster:
 
     def refresh(self, backend: BackendState, now: float) -> None:
         """Recompute the backend's bits and when they change by time alone."""
+        backend.changes += 1
         self._clear(backend)
         self._look_at_age(backend, now)
         backend.limit = backend.spec.max_concurrent - backend.others
@@ -266,6 +291,7 @@ class Cluster:
     def take(self, backend: BackendState, lease: Lease, now: float) -> None:
         """A slot is taken: exact and at once."""
         backend.in_flight += 1
+        backend.changes += 1
         self._picks += 1
         backend.picked = self._picks
         backend.remember_in_flight(now)
@@ -279,6 +305,7 @@ class Cluster:
 
     def give_back(self, backend: BackendState, lease: Lease, now: float) -> None:
         backend.in_flight -= 1
+        backend.changes += 1
         backend.remember_in_flight(now)
         if backend.plain:
             if backend.in_flight < backend.limit:

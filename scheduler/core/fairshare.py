@@ -188,6 +188,7 @@ class FairShare:
 
     def count_queued(self, flow: Flow, change: int) -> None:
         flow.lane.queued += change
+        flow.lane.moves += 1
         self.count_jobs(flow.standing.pool, flow.unit.background, change)
 
     def count_jobs(self, pool: Pool, background: bool, change: int) -> None:

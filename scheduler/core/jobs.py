@@ -3,6 +3,9 @@
 A request becomes a *job*; a queued job is held by a *ticket*; a job that got a slot has a *lease*;
 its settled tokens are its *usage*. All times are monotonic seconds, all sizes tokens, all memory
 MiB. Everything here is immutable except ``Ticket`` and ``Lease``, which only the scheduler changes.
+
+What is made anew for every request is a msgspec ``Struct``: as immutable as a frozen dataclass,
+made in a quarter of the time. What comes with the configuration is a dataclass.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+import msgspec
 
 #: The fairness unit (R15): a user id, or (user id, end user) behind a trusted key.
 Unit = Hashable
@@ -26,8 +31,7 @@ TASKS: tuple[Task, ...] = get_args(Task)
 CAPABILITIES = ("vision", "tools", "json", "embeddings", *TASKS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request needs of a model, as read from its body (P1)."""
 
     vision: bool = False
@@ -37,15 +41,14 @@ class Needs:
     task: Task | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request, as the scheduler sees it. ``prompt_tokens`` is an estimate."""
 
     request_id: str
     user_id: int
     unit: Unit
     model_name: str  # after aliases: the name looked up in ``BackendSpec.models``
-    needs: Needs = field(default_factory=Needs)
+    needs: Needs = Needs()
     prompt_tokens: int = 0
     max_tokens: int | None = None  # the client's own limit on the answer
     cache_key: str | None = None
@@ -118,8 +121,7 @@ class Telemetry:
     utilization: float | None = None  # 0..1: GPU or KV-cache use
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of a finished attempt. ``estimated`` = the backend did not say."""
 
     prompt_tokens: int

@@ -54,6 +54,12 @@ def choose(share: FairShare, ready: Iterable[JobClass], now: float) -> Choice | 
 
 def _best(share: FairShare, lanes: list[Lane], now: float) -> Choice:
     """The highest priority among the lanes' first users and the heavy ones."""
+    if len(lanes) == 1 and not lanes[0].aside:
+        entry, tag = _first(share, lanes[0])
+        if entry is not None and not lanes[0].aside:  # one model, nobody heavy: no comparing
+            return Choice(
+                entry[2], share.quantum, 1.0, share.wait_bonus_rate * (now - entry[2].waits_from())
+            )
     best: Entry | None = None
     least = float("inf")
     heavy: list[Flow] = []

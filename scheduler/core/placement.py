@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scheduler.core.affinity import rendezvous
-from scheduler.core.cluster import BackendState, Measures, Offer
+from scheduler.core.cluster import NO_LATENCY, NO_RATE, BackendState, Measures, Offer
 from scheduler.core.jobs import BackendSpec, Job, ModelSpec, Task
 from scheduler.core.queue import JobClass
 from scheduler.core.tickets import ChoiceReason, Failure, SlotsTaken
@@ -206,36 +206,43 @@ class Scoring:
         self._latency = tunables.score_latency
         self._queue = tunables.score_short_queue
         self._throughput = tunables.score_high_throughput
-        self._affinity = tunables.score_cache_affinity
+        self.affinity = tunables.score_cache_affinity
 
-    def points(self, offers: Sequence[Offer], home: Offer | None) -> list[Points]:
-        """(backend id, parts of its total in the order of ``SCORE_NAMES``) of each offer.
+    def score(self, offers: Sequence[Offer]) -> None:
+        """Bring the points and the total of each offer up to date, cache affinity aside.
 
         A latency or a rate that is not known of all of them says nothing about which is better:
-        then it is unknown for each.
+        then it is unknown for each. Only what has changed since it was scored last is scored anew,
+        mostly the one backend that got the latest request.
         """
-        latency = rate = 0.0
+        unknown = 0
         for offer in offers:
-            measures = offer.measures
-            if measures.latency_seconds is None:
-                latency = UNKNOWN
-            if measures.tokens_per_second is None:
-                rate = UNKNOWN
-        return [
-            (
-                offer.backend_id,
-                (
-                    self._loaded * offer.loaded,
-                    self._utilization * score_low_utilization(offer.backend),
-                    self._latency * (latency or score_latency(offer.measures)),
-                    self._queue * score_short_queue(offer.backend),
-                    self._throughput * (rate or score_high_throughput(offer.measures)),
-                    PRIORITY_POINTS * offer.backend.spec.priority,
-                    self._affinity if offer is home else 0.0,
-                ),
-            )
-            for offer in offers
-        ]
+            unknown |= offer.measures.unknown
+        for offer in offers:
+            as_of = (offer.backend.changes + offer.measures.changes) * 4 + unknown
+            if offer.scored_as_of != as_of:
+                self._score(offer, unknown)
+                offer.scored_as_of = as_of
+
+    def points_at_home(self, home: Offer) -> Points:
+        """The points of the cache key's home."""
+        return home.backend_id, (*home.points[1][:-1], self.affinity)
+
+    def _score(self, offer: Offer, unknown: int) -> None:
+        backend, measures = offer.backend, offer.measures
+        latency = UNKNOWN if unknown & NO_LATENCY else score_latency(measures)
+        rate = UNKNOWN if unknown & NO_RATE else score_high_throughput(measures)
+        parts = (
+            self._loaded * offer.loaded,
+            self._utilization * score_low_utilization(backend),
+            self._latency * latency,
+            self._queue * score_short_queue(backend),
+            self._throughput * rate,
+            PRIORITY_POINTS * backend.spec.priority,
+            0.0,  # cache affinity
+        )
+        offer.points = (offer.backend_id, parts)
+        offer.total = sum(parts)
 
 
 # ---- P3, P4: the choice
@@ -258,47 +265,34 @@ def place(
     candidates = cls.offers
     if usable != cls.everything:
         candidates = [offer for offer in candidates if offer.bit & usable]
+    scoring.score(candidates)
+    points = [offer.points for offer in candidates]
+    totals = [offer.total for offer in candidates]
+    home = None
+    if cache_key is not None:
+        home = home_of(cache_key, candidates)
+        i = candidates.index(home)
+        points[i] = scoring.points_at_home(home)
+        totals[i] += scoring.affinity
     if len(candidates) == 1:
-        only = candidates[0]
-        return only, "only_candidate", scoring.points(candidates, only if cache_key else None)
-    home = home_of(cache_key, candidates) if cache_key else None
-    points = scoring.points(candidates, home)
+        return candidates[0], "only_candidate", points
     if cls.strategy == "round_robin":
-        return _in_turn(candidates), "round_robin", points
+        return min(candidates, key=_last_picked), "round_robin", points
     if cls.strategy == "affinity" and home is not None:
         return home, "affinity", points
-    chosen, reason = _highest(candidates, points, home)
-    return chosen, reason, points
-
-
-def _in_turn(offers: Sequence[Offer]) -> Offer:
-    """The one that was chosen least recently."""
-    return min(offers, key=_last_picked)
+    enough = max(totals) - TIE_POINTS
+    tied = [offer for offer, total in zip(candidates, totals, strict=True) if total >= enough]
+    if len(tied) > 1:
+        return min(tied, key=_last_picked), "round_robin", points
+    chosen = tied[0]
+    if chosen is home and len([t for t in totals if t >= enough - scoring.affinity]) > 1:
+        return chosen, "affinity", points  # without these points another one would have won
+    return chosen, "score", points
 
 
 def _last_picked(offer: Offer) -> int:
+    """For a choice of the one that was chosen least recently."""
     return offer.backend.picked
-
-
-def _highest(
-    candidates: Sequence[Offer], points: Sequence[Points], home: Offer | None
-) -> tuple[Offer, ChoiceReason]:
-    totals = [sum(parts) for _, parts in points]
-    enough = max(totals) - TIE_POINTS
-    best = -1
-    least_recent = ties = 0
-    for i, total in enumerate(totals):
-        if total >= enough:
-            ties += 1
-            picked = candidates[i].backend.picked
-            if best < 0 or picked < least_recent:
-                best, least_recent = i, picked
-    chosen = candidates[best]
-    if ties > 1:
-        return chosen, "round_robin"
-    if chosen is home and len([t for t in totals if t >= enough - points[best][1][-1]]) > 1:
-        return chosen, "affinity"  # without these points another one would have won
-    return chosen, "score"
 
 
 Constraint = Callable[[Job, ModelSpec], str | None]

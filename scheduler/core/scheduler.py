@@ -311,14 +311,14 @@ class Scheduler:
         flow = lease.flow
         cost = self._share.cost(usage)
         if not lease.open:
-            return Settlement(0.0, cost, self._share.shown_deficit(flow.unit))
+            return Settlement(0.0, cost)
         model_name = lease.ticket.job.model_name
         self._share.learn_output(flow.unit, model_name, usage.completion_tokens)
         seconds = now - lease.dispatched_at
         if usage.completion_tokens > 0 and seconds > 0.0 and not usage.estimated:
             lease.measures.note_rate(usage.completion_tokens / seconds)
         self._end(lease, cost, "settled", now)
-        return Settlement(cost, cost, self._share.shown_deficit(flow.unit))
+        return Settlement(cost, cost)
 
     def refund(self, lease: Lease, now: float) -> None:
         """Failed before any output, and not to be tried again: nothing is charged (R6)."""

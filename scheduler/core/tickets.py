@@ -243,8 +243,7 @@ class Decision(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What ending a lease has cost. ``deficit_after`` is for display (R2)."""
+    """What ending a lease has cost."""
 
     charged_tokens: float
     cost: float
-    deficit_after: float

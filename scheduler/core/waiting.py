@@ -7,14 +7,13 @@ import math
 
 from scheduler.core.cluster import BackendState, Cluster
 from scheduler.core.fairshare import FairShare
-from scheduler.core.queue import Flow, JobClass, Lane, Pool, flow_of
+from scheduler.core.queue import Flow, JobClass, Pool, flow_of
 from scheduler.core.tickets import Ticket, WaitReason
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import Roster
 
 _COMPACT_FROM = 1000  # outdated deadlines that are not worth a rebuild
-_EXACT_UNITS = 8  # with more units waiting, the position at arrival is only estimated
-_SAMPLE = 8  # of the waiting units, for that estimate
+_COUNTED_UNITS = 4  # with more of them waiting, positions come from a sample
 _LEAST_STEP = 1e-9  # tokens per unit of weight; a job without cost still counts as one
 
 #: (when, serial number, ticket); outdated ones are skipped
@@ -131,7 +130,7 @@ class WaitingRoom:
             if ticket.state == "queued":
                 if ticket.deadline is None:
                     ticket.wait_reason = self._why(ticket, now)
-                    ticket.position_at_arrival = self._arrival_position(ticket)
+                    ticket.position_at_arrival = self.position(ticket)
                 self._set_deadline(ticket)
         self.fresh.clear()
 
@@ -184,38 +183,42 @@ class WaitingRoom:
         others = cls.queued > flow.live
         return "others_ahead" if others else "backends_full"
 
-    def _arrival_position(self, ticket: Ticket) -> int:
-        """Exact when few wait; else, in O(1), from a sample of those who wait and from how far
-        the level has to move to reach a later job of the same user."""
-        flow = ticket.flow
-        if len(flow.lane.flows) <= _EXACT_UNITS:
-            return self.position(ticket)
-        pool, background = flow.standing.pool, flow.unit.background
-        first, step = self.starts(flow)
-        before = sum(_estimated_rank(cls.lanes[background], first) for cls in pool.classes)
-        ahead = flow.live - 1
-        before += ahead * step * pool.waiting_weight[background] / max(1.0, pool.hold_average)
-        queued = sum(cls.queued for cls in pool.classes)
-        return max(ahead + 1, min(queued, 1 + math.floor(before)))
-
     def position(self, ticket: Ticket) -> int:
         """1-based: how many of its pool are served up to this job, if all goes as estimated.
 
-        O(users waiting in the pool + the user's own jobs).
+        With few users waiting each one's jobs are counted; else, in O(1), it comes from a sample
+        of those who wait and from how far the level has to move to reach a later job of the same
+        user.
         """
         flow = ticket.flow
+        ahead = flow.ahead_of(ticket)
+        if len(flow.lane.flows) <= _COUNTED_UNITS:
+            return self._counted_position(ticket, ahead)
         pool, background = flow.standing.pool, flow.unit.background
-        ahead = flow.waiting().index(ticket)
+        first, step = self.starts(flow)
+        before = ahead * step * pool.waiting_weight[background] / max(1.0, pool.hold_average)
+        before -= 1.0  # the sample includes its own user
+        queued = 0
+        for cls in pool.classes:
+            before += cls.lanes[background].rank(first)
+            queued += cls.lanes[background].queued
+        position = max(ahead + 1, min(queued, 1 + math.floor(before)))
+        return position + self._before_background(pool) if background else position
+
+    def _counted_position(self, ticket: Ticket, ahead: int) -> int:
+        flow = ticket.flow
+        pool, background = flow.standing.pool, flow.unit.background
         first, step = self.starts(flow)
         target = first + ahead * step
         position = ahead + 1
         for cls in pool.classes:
-            if background:
-                position += cls.lanes[False].queued
             for other in cls.lanes[background].flows:
                 if other is not flow:
                     position += self._jobs_before(other, target, ticket.number)
-        return position
+        return position + self._before_background(pool) if background else position
+
+    def _before_background(self, pool: Pool) -> int:
+        return sum(cls.lanes[False].queued for cls in pool.classes)
 
     def _jobs_before(self, flow: Flow, target: float, number: int) -> int:
         first, step = self.starts(flow)
@@ -254,19 +257,6 @@ class WaitingRoom:
         """Waiting jobs that the backend could serve."""
         bit = backend.bit
         return sum(cls.queued for cls in self.classes if cls.everything & bit)
-
-
-def _estimated_rank(lane: Lane, key: float) -> float:
-    """How many of the lane's flows come before ``key``, by a few entries of its heap."""
-    heap = lane.heap
-    if not heap:
-        return 0.0
-    sample = heap[:: len(heap) // _SAMPLE + 1]
-    before = 0
-    for entry in sample:
-        if entry[0] <= key:
-            before += 1
-    return before * len(lane.flows) / len(sample)
 
 
 def _is_due(entry: Deadline) -> bool:
