@@ -157,6 +157,60 @@ class UsageHour(models.Model):
         return f"{self.hour:%Y-%m-%d %H}:00, user {self.user_id}, {self.model or 'no model'}"
 
 
+class ClusterMinute(models.Model):
+    """The running scheduler's figures in one minute: means of its samples, the gap its highest."""
+
+    at = models.DateTimeField(primary_key=True)
+    gap = models.FloatField()  # tokens per unit of weight (T1)
+    gap_bound = models.FloatField()
+    queued = models.FloatField()
+    running = models.FloatField()
+    tokens_per_second = models.FloatField()
+
+    def __str__(self) -> str:
+        return f"the cluster at {self.at:%Y-%m-%d %H:%M}"
+
+
+class ShareMinute(models.Model):
+    """What a group was entitled to and has received in one minute. Empty: users without a group."""
+
+    at = models.DateTimeField()
+    group = models.CharField(max_length=100, blank=True)
+    entitled = models.FloatField()  # 0..1, among those with work
+    received = models.FloatField()  # 0..1, of the tokens in the fairness window
+    queued = models.FloatField()
+    running = models.FloatField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["at", "group"], name="share_once_per_minute")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.group or 'no group'} at {self.at:%Y-%m-%d %H:%M}"
+
+
+class ShareHour(models.Model):
+    """What a group (``user_id`` 0) or a user of it was entitled to in one hour, as sums over its
+    samples: the entitled sums of all groups together are the number of samples with any work."""
+
+    hour = models.DateTimeField()
+    group = models.CharField(max_length=100, blank=True)
+    user_id = models.BigIntegerField(default=0)
+    entitled = models.FloatField(default=0)  # among those with work at that moment
+    nominal = models.FloatField(default=0)  # of groups only: if all of them had work
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["hour", "group", "user_id"], name="entitled_once_per_hour"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.group or 'no group'}, user {self.user_id} at {self.hour:%Y-%m-%d %H}:00"
+
+
 class SpoolCursor(models.Model):
     """How far a spool file has been loaded; moved in the transaction that inserts its rows."""
 

@@ -24,6 +24,7 @@ from scheduler.core.jobs import Job, Usage
 from scheduler.core.picture import FlowPicture
 from scheduler.core.scheduler import BackendView, QueuedView, Scheduler, Settlement, Ticket
 from scheduler.core.tunables import Tunables
+from scheduler.metering import SAMPLE_SECONDS, Meter
 from scheduler.models import ShareCheckpoint
 from scheduler.serving import Claim, LiveView, QueuePicture, SeenLease, Serving
 from scheduler.snapshot import BackendTelemetry, Snapshot, load_snapshot, load_telemetry
@@ -108,7 +109,7 @@ class Runtime(Serving):
             self.scheduler.restore(checkpoint, now)
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
-        return [*super()._background(), self._write_checkpoints()]
+        return [*super()._background(), self._write_checkpoints(), self._meter_shares()]
 
     async def _end(self) -> None:
         """Save the shares."""
@@ -289,6 +290,17 @@ class Runtime(Serving):
                 logger.warning("Cannot save the shares: %s", error)
             except Exception:
                 logger.exception("Cannot save the shares")
+
+    async def _meter_shares(self) -> None:
+        meter = Meter()
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            try:
+                await self._ask_database(meter.sample, await self._current_view())
+            except DatabaseError as error:
+                logger.warning("Shares were not sampled: %s", error)
+            except Exception:
+                logger.exception("Shares were not sampled")
 
     async def _save_checkpoint(self) -> None:
         if self._settled:

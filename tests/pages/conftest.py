@@ -94,7 +94,7 @@ def axe() -> Callable[[Page], list[str]]:
     def complaints(page: Page) -> list[str]:
         found = checker.run(page, options=rules).response["violations"]
         return [
-            f"{page.url}: {one['id']}: {' '.join(map(str, node['target']))}: {node['failureSummary']}"
+            f"{page.url}: {one['id']}: {node['target']}: {node['failureSummary']}"
             for one in found
             for node in one["nodes"]
         ]
