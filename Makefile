@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in $(PYTHONS); do $$p -c "import ensurepip" 2>/dev/null 
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+NODE_CLIENTS := tests/gateway/clients/node
 MODEL := $(VENV)/share/smollm2.gguf
 DEMO ?= 1
 export DEMO
@@ -20,16 +21,23 @@ run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 test: $(VENV)/.installed-dev $(MODEL) browser
 	$(BIN)/python -m pytest
 
-# Client packages that cannot share an environment with the newest ones.
+# Client packages that cannot share an environment with the newest ones, and Node's where it is.
 .PHONY: test-clients
-test-clients: $(VENV)/.installed-dev $(CLIENTS)/older/.installed $(CLIENTS)/langchain/.installed
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/older/.installed $(CLIENTS)/langchain/.installed \
+  $(CLIENTS)/litellm/.installed $(if $(shell command -v npm),$(NODE_CLIENTS)/node_modules/.package-lock.json)
 	$(BIN)/python -m pytest tests/gateway/clients/other_versions.py
 
 $(CLIENTS)/older/.installed: PACKAGES := openai==1.109.1 anthropic==0.125.0
 $(CLIENTS)/langchain/.installed: PACKAGES := langchain-openai==1.7.4
+$(CLIENTS)/litellm/.installed: PACKAGES := litellm==1.110.2
 $(CLIENTS)/%/.installed: $(VENV)/bin/python
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@touch $@
+
+# npm writes this file itself, at the end of an install.
+$(NODE_CLIENTS)/node_modules/.package-lock.json: $(NODE_CLIENTS)/package-lock.json
+	cd $(NODE_CLIENTS) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
 check: lint types layers test
@@ -92,4 +100,4 @@ browser:
 	  echo "Chromium could not be installed; the browser tests will be skipped."
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

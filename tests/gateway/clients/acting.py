@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from tests.stubs.openai_stub import Call
+from tests.stubs.openai_stub import Call, ordinary, refuse
 
 ARGUMENTS = '{"city": "Paris"}'
 WEATHER_SCHEMA: dict[str, Any] = {
@@ -70,3 +71,30 @@ async def endless(call: Call) -> None:
     await call.role()
     await call.say("Hello")
     await call.connection.gone.wait()
+
+
+async def as_told(call: Call) -> None:
+    """What the words of the request ask for, so that a client's script needs no second channel.
+
+    "busy 429" is refused once, and served when it comes again.
+    """
+    words = json.dumps(call.body.get("messages"))
+    if "use tools" in words:
+        await calls_tools(call)
+    elif "break" in words:
+        await breaks(call)
+    elif "endless" in words:
+        await endless(call)
+    elif "busy" in words and _is_first(call):
+        status = 429 if "429" in words else 503
+        await refuse(status, "full", [("Retry-After", "3")])(call)
+    elif "age" in words and "response_format" in call.body:
+        document = call.document()
+        document["choices"][0]["message"]["content"] = '{"age": 36}'
+        await call.json(document)
+    else:
+        await ordinary(call)
+
+
+def _is_first(call: Call) -> bool:
+    return [c.body for c in call.stub.calls].count(call.body) == 1

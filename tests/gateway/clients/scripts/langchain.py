@@ -1,8 +1,15 @@
-"""langchain-openai against a router: URL KEY; prints what it made of it."""
+"""langchain-openai against a router: URL KEY; prints what it made of it.
+
+What the test's backend does is told by each request's words.
+"""
 
 import json
+import os
 import sys
+import time
 
+import openai
+from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 url, key = sys.argv[1:]
@@ -22,6 +29,24 @@ weather = {
     "description": "The weather.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-# The test's backend calls tools next.
-told["tools"] = [c["args"] for c in model.bind_tools([weather]).invoke("Hello").tool_calls]
+told["tools"] = [c["args"] for c in model.bind_tools([weather]).invoke("use tools").tool_calls]
+age = {"title": "age", "type": "object", "properties": {"age": {"type": "integer"}}}
+told["schema"] = model.with_structured_output(age, method="json_schema").invoke("age")
+image = {"type": "image_url", "image_url": {"url": os.environ["DATA_URL"]}}
+model.invoke([HumanMessage([{"type": "text", "text": "look"}, image])])
+try:
+    ChatOpenAI(base_url=f"{url}/v1", api_key=key, model="x").invoke("Hello")
+except openai.NotFoundError as error:
+    told["unknown model"] = error.code
+began = time.monotonic()
+told["waits after 429"] = [model.invoke("busy 429").content, time.monotonic() - began >= 3]
+before = ""
+try:
+    for part in model.stream("break"):
+        before += part.content
+except openai.APIError as error:
+    told["broken"] = [before, "Backend a" in error.message]
+endless = model.stream("endless")
+next(endless)
+endless.close()
 print(json.dumps(told))
