@@ -15,11 +15,11 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from scheduler import services
+from scheduler import standing
 from scheduler.core.views import ShareView
 from scheduler.models import ClusterMinute, ShareHour, ShareMinute
-from scheduler.services import GroupFigures
 from scheduler.serving import LiveView
+from scheduler.standing import GroupFigures
 
 SAMPLE_SECONDS = 10.0
 MINUTE = 60
@@ -66,7 +66,7 @@ class Meter:
             self._at, self._minute = at, _Minute()
             store(before, minute)
         self._at = at
-        _add(self._minute, at, view, services.group_figures(view), services.overview(view))
+        _add(self._minute, at, view, standing.group_figures(view), standing.overview(view))
 
 
 def _add(
@@ -74,7 +74,7 @@ def _add(
     at: int,
     view: LiveView,
     figures: Iterable[GroupFigures],
-    overview: services.Overview,
+    overview: standing.Overview,
 ) -> None:
     hour = at // HOUR * HOUR
     minute.samples += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,11 +15,13 @@ from backends.models import Backend
 from scheduler.core.views import BackendView
 from scheduler.explain import duration, reason_in_words
 from scheduler.models import Decision, Outcome
-from scheduler.services import setting
 from scheduler.serving import LiveView
+from scheduler.standing import setting
 
 REFUSALS_SECONDS = 3600
-_COUNTED_EVERY = 5  # seconds between two counts of refusals
+WAITS_SECONDS = 900
+_WAITS_OF = 1000
+_COUNTED_EVERY = 5  # seconds between two looks at the records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,41 @@ def _complaints(row: BackendRow) -> Iterator[str]:
         yield f"is full, with {row.foreign} requests that did not come through here"
     if row.state != "down" and row.kv_use is not None and not row.is_stale and row.kv_use > 0.95:
         yield "has nearly no room left in its KV cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long requests have waited, in seconds; of those that got a slot lately."""
+
+    requests: int
+    p50: float
+    p95: float
+
+
+def waits() -> Waits | None:
+    """Of the newest ``_WAITS_OF`` requests of the last ``WAITS_SECONDS``; a few seconds old."""
+    found: Waits | None = cache.get_or_set("overview-waits", _waits, _COUNTED_EVERY)
+    return found
+
+
+def _waits() -> Waits | None:
+    since = timezone.now() - timedelta(seconds=WAITS_SECONDS)
+    rows = Decision.objects.filter(
+        arrived_at__gte=since, queued_at__isnull=False, dispatched_at__isnull=False
+    ).values_list("queued_at", "dispatched_at")
+    found = sorted(
+        max(0.0, (sent - queued).total_seconds())
+        for queued, sent in rows.order_by("-arrived_at")[:_WAITS_OF]
+        if queued and sent
+    )
+    if not found:
+        return None
+    return Waits(len(found), nearest(found, 0.5), nearest(found, 0.95))
+
+
+def nearest(values: Sequence[float], part: float) -> float:
+    """The value that ``part`` of the sorted ``values`` do not exceed (the nearest rank)."""
+    return values[max(0, math.ceil(part * len(values)) - 1)]
 
 
 def refusals() -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from accounts.forms import GroupRowForm, NewGroupForm, weight_text
 from accounts.models import Group
-from scheduler import services
+from scheduler import services, standing
 
 _REASON_LENGTH = 100  # of the history's column
 
@@ -54,7 +54,7 @@ def add_group(request: HttpRequest) -> HttpResponse:
 def group_figures(request: HttpRequest) -> HttpResponse:
     """Only the figures, for htmx to put into place; the inputs being edited are left alone."""
     _require(request, "accounts.view_group")
-    context = {"live": (view := services.live()), "figures": services.group_figures(view)}
+    context = {"live": (view := services.live()), "figures": standing.group_figures(view)}
     return TemplateResponse(request, "pages/_group_figures.html", {**context, "oob": True})
 
 
@@ -109,7 +109,7 @@ def _page(
     request: HttpRequest, forms: list[GroupRowForm], new: NewGroupForm | None = None
 ) -> HttpResponse:
     view = services.live()
-    figures = services.group_figures(view)
+    figures = standing.group_figures(view)
     by_id = {one.group_id: one for one in figures}
     request.current_app = admin.site.name
     context = {
@@ -120,7 +120,7 @@ def _page(
         "rows": [(form, by_id[form.instance.pk]) for form in forms],
         "without_group": by_id.get(None),
         "has_errors": any(form.errors for form in forms if form.is_bound),
-        "mode": services.share_mode(),
+        "mode": standing.share_mode(),
         "new": new or NewGroupForm(),
         "may_edit": request.user.has_perm("accounts.change_group"),
     }

@@ -9,6 +9,7 @@ view = admin.site.admin_view
 
 urlpatterns = [
     path("figures/", view(overview.figures), name="overview_figures"),
+    path("charts/", view(overview.charts), name="overview_charts"),
     path("groups/", view(groups.groups), name="groups"),
     path("groups/add/", view(groups.add_group), name="group_add"),
     path("groups/figures/", view(groups.group_figures), name="group_figures"),

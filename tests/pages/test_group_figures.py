@@ -8,7 +8,7 @@ from django.test import Client
 from accounts.models import Group, User
 from scheduler import services
 from scheduler.models import SiteSettings
-from scheduler.services import GroupFigures, group_figures, overview
+from scheduler.standing import GroupFigures, group_figures, overview
 from tests.factories import make_admin, make_backend, make_group, make_quota, make_user
 from tests.pages.live import Cluster
 

@@ -15,7 +15,8 @@ from accounts.models import Group, Role, User
 from backends.models import Backend, BackendStatus
 from scheduler import consumers, services
 from scheduler.core.views import BackendView
-from scheduler.overview import attention, backend_rows, refusals
+from scheduler.models import ClusterMinute, ShareMinute
+from scheduler.overview import Waits, attention, backend_rows, refusals, waits
 from scheduler.serving import LiveView
 from tests.factories import make_admin, make_backend, make_decision, make_group, make_user
 from tests.pages.live import Cluster
@@ -166,7 +167,7 @@ def test_many_groups_backends_and_records_take_no_more_queries(
     client, busy, django_assert_num_queries
 ):
     client.force_login(make_admin())
-    with django_assert_num_queries(10) as few:
+    with django_assert_num_queries(11) as few:
         client.get("/admin/figures/")
     assert few
     for _ in range(20):
@@ -174,7 +175,7 @@ def test_many_groups_backends_and_records_take_no_more_queries(
         make_group()
         make_decision(outcome="refused", reason="queue_full", arrived_at=timezone.now())
     cache.clear()
-    with django_assert_num_queries(10):
+    with django_assert_num_queries(11):
         client.get("/admin/figures/")
 
 
@@ -299,3 +300,79 @@ def _make_unknown_gpu() -> None:
 
 def _make_gpu() -> None:
     make_backend("gpu-1")
+
+
+# ---- time lines
+
+
+def sampled(minutes_ago: float, group: str, entitled: float, received: float, now=None) -> None:
+    at = (now or timezone.now()) - timedelta(minutes=minutes_ago)
+    ShareMinute.objects.create(
+        at=at, group=group, entitled=entitled, received=received, queued=1, running=1
+    )
+    ClusterMinute.objects.get_or_create(
+        at=at,
+        defaults={
+            "gap": 500.0,
+            "gap_bound": 2000.0,
+            "queued": 7.5,
+            "running": 2.0,
+            "tokens_per_second": 31.0,
+        },
+    )
+
+
+@pytest.mark.django_db
+def test_the_page_draws_shares_gap_queue_and_token_rate_over_time(client):
+    sampled(10, "faculty", 0.75, 0.7)
+    sampled(5, "faculty", 0.25, 0.3)
+    sampled(100, "student", 1.0, 1.0)
+    client.force_login(make_admin())
+    hour = client.get("/admin/").content.decode()
+    assert "faculty: entitled 25\xa0% to 75\xa0%, last 25\xa0%; received" in hour
+    assert "largest gap 500 to 500, last 500; bound 2,000 to 2,000, last 2,000" in hour
+    assert "waiting 7.5 to 7.5, last 7.5" in hour
+    assert "settled 31 tokens/s to 31 tokens/s" in hour
+    assert "student: entitled" not in hour
+    six = client.get("/admin/charts/?hours=6").content.decode()
+    assert "student: entitled 100\xa0% to 100\xa0%" in six
+
+
+@pytest.mark.django_db
+def test_changes_of_the_configuration_are_marked_in_the_charts(client):
+    group = Group.objects.create(name="physics", scheduler_weight=2)
+    sampled(5, "physics", 0.5, 0.5)
+    group.scheduler_weight = 5
+    group.save()
+    client.force_login(make_admin())
+    page = client.get("/admin/charts/?hours=24").content.decode()
+    # In the list, and in the three charts of the cluster and the one of the group.
+    assert page.count("group physics: scheduler weight 2 → 5") == 5
+    assert page.count('class="mr-lines-marker"') >= 4
+
+
+@pytest.mark.django_db
+def test_time_lines_take_a_fixed_number_of_queries(client, django_assert_max_num_queries):
+    client.force_login(make_admin())
+    now = timezone.now()
+    for minute in range(30):
+        for group in range(20):
+            sampled(minute, f"g{group}", 0.05, 0.05, now)
+    with django_assert_max_num_queries(24):
+        page = client.get("/admin/charts/?hours=1").content.decode()
+    assert page.count("<figure") == 3 + 12  # the largest groups
+
+
+@pytest.mark.django_db
+def test_the_page_says_how_long_those_served_lately_had_to_wait(client, busy):
+    now = timezone.now()
+    for seconds in range(1, 21):
+        make_decision(
+            arrived_at=now - timedelta(seconds=60),
+            queued_at=now - timedelta(seconds=60),
+            dispatched_at=now - timedelta(seconds=60 - seconds),
+        )
+    make_decision(arrived_at=now - timedelta(hours=2), queued_at=now, dispatched_at=now)
+    assert waits() == Waits(20, 10.0, 19.0)
+    client.force_login(make_admin())
+    assert "95&nbsp;% within <strong>19.0\xa0s</strong>" in client.get("/admin/").content.decode()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from scheduler import services
+from scheduler import standing
 from scheduler.checks import NUMBERS
 from scheduler.models import SiteSettings
 from scheduler.settings_admin import DESCRIBED, ENVIRONMENT
@@ -103,10 +103,10 @@ def test_what_only_the_environment_sets_is_told_too(
 
 
 def test_a_saved_value_is_in_force_and_kept_in_the_history(admin_client: Client) -> None:
-    assert services.share_mode() == "user"
+    assert standing.share_mode() == "user"
     answer = admin_client.post(PAGE, {"share_mode": "group", "quantum": "500"})
     assert answer.status_code == 302
-    assert services.share_mode() == "group"
+    assert standing.share_mode() == "group"
     row = SiteSettings.objects.get()
     assert (row.pk, row.quantum, row.max_wait) == (1, 500, None)
     assert row.history.first().history_user.username == "root"
