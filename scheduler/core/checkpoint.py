@@ -13,27 +13,33 @@ from scheduler.core.cluster import Cluster
 from scheduler.core.errors import Rejected
 from scheduler.core.fairshare import FairShare
 from scheduler.core.jobs import Unit
+from scheduler.core.parts import Parts, split
 from scheduler.core.units import UNSET, Roster, UnitState
 from scheduler.core.window import Bucket
 
 VERSION = 1
 
 
-def save(roster: Roster, share: FairShare, cluster: Cluster, now: float) -> dict[str, Any]:
+def save(roster: Roster, share: FairShare, cluster: Cluster, now: float) -> Parts[dict[str, Any]]:
     numbers = {unit: number for number, unit in enumerate(roster.units.values())}
+    units: list[list[Any]] = []
+    for some_units in split(numbers):
+        units += [_saved_unit(unit, roster) for unit in some_units]
+        yield
+    window: list[dict[str, Any]] = []
+    for bucket in list(share.window.buckets):
+        tokens: list[list[float]] = []
+        for some_tokens in split(bucket.tokens.items()):
+            tokens += [[numbers[u], spent] for u, spent in some_tokens if u in numbers]
+            yield
+        window.append({"age": now - bucket.started_at, "tokens": tokens})
     return {
         "version": VERSION,
         "beta": share.burst.value(now),
         "latest_level": list(share.latest_level),
         "outputs": dict(share.outputs),
-        "units": [_saved_unit(unit, roster) for unit in numbers],
-        "window": [
-            {
-                "age": now - bucket.started_at,
-                "tokens": [[numbers[u], t] for u, t in bucket.tokens.items() if u in numbers],
-            }
-            for bucket in share.window.buckets
-        ],
+        "units": units,
+        "window": window,
         "measures": [
             [backend_id, model_name, measures.latency_seconds, measures.tokens_per_second]
             for backend_id, backend in cluster.by_id.items()

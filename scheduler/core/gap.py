@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scheduler.core.parts import Parts, split
 from scheduler.core.queue import Flow, JobClass, Lane
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import Roster, UnitState
@@ -30,8 +32,11 @@ class GapMeter:
 
     def measure(
         self, classes: Iterable[JobClass], tunables: Tunables, now: float
-    ) -> tuple[float, float]:
-        """The largest gap of any class and that class's bound, in tokens per unit of weight."""
+    ) -> Parts[tuple[float, float]]:
+        """The largest gap of any class and that class's bound, in tokens per unit of weight.
+
+        What a user has had is read of all at one moment; only the bound is worked out in parts.
+        """
         waiting = [cls for cls in classes if len(cls.lanes[0].flows) > 1]
         self._intervals = {k: v for k, v in self._intervals.items() if k in waiting}
         found = [(0.0, 0.0)]
@@ -40,7 +45,9 @@ class GapMeter:
             flows = self._steady(cls, lane, now)
             if len(flows) > 1:
                 gap = self._gap(cls, flows)
-                found.append((gap, self._bound(flows, lane, tunables, now)))
+                yield
+                bound = yield from self._bound(flows, lane, tunables, now)
+                found.append((gap, bound))
         return max(found)
 
     def _steady(self, cls: JobClass, lane: Lane, now: float) -> list[Flow]:
@@ -63,10 +70,16 @@ class GapMeter:
         interval.worst = max(interval.worst, max(had) - min(had))
         return interval.worst
 
-    def _bound(self, flows: list[Flow], lane: Lane, tunables: Tunables, now: float) -> float:
+    def _bound(self, flows: list[Flow], lane: Lane, tunables: Tunables, now: float) -> Parts[float]:
         """(G+2H)/w of the two for whom it is largest, + 2ωT + 0.9(Q+C)."""
-        largest = sorted(_spread(f.unit) / self._roster.weight(f.unit) for f in flows)[-2:]
-        longest = max(now - flow.waits_from() for flow in flows)
+        largest: list[float] = []
+        longest = 0.0
+        for part in split(flows):
+            spreads = [_spread(flow.unit) / self._roster.weight(flow.unit) for flow in part]
+            largest = heapq.nlargest(2, largest + spreads)
+            waited = [now - flow.waits_from() for flow in part if flow.live]
+            longest = max([longest, *waited])
+            yield
         bonus = max(lane.largest_bonus, tunables.wait_bonus_rate * longest)
         return sum(largest) + 2.0 * bonus + 0.9 * (tunables.quantum + tunables.burst_credit_cap)
 

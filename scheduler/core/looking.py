@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from scheduler.core.cluster import BackendState, Cluster
 from scheduler.core.fairshare import FairShare
 from scheduler.core.order import choice_for_display
+from scheduler.core.parts import Parts, split
 from scheduler.core.placement import is_in_service
-from scheduler.core.queue import Lane
 from scheduler.core.tickets import Ticket
 from scheduler.core.units import Roster, UnitState
 from scheduler.core.views import BackendCondition, BackendView, QueuedView, ShareView, Stats
 from scheduler.core.waiting import WaitingRoom
-
-
-def _lanes(waiting: WaitingRoom) -> Iterator[Lane]:
-    for cls in waiting.classes:
-        yield from cls.lanes
 
 
 def queue(waiting: WaitingRoom, share: FairShare, roster: Roster, now: float) -> list[QueuedView]:
@@ -52,14 +46,35 @@ def _queued_view(
     )
 
 
-def shares(share: FairShare, roster: Roster, now: float) -> list[ShareView]:
+def stats(waiting: WaitingRoom, share: FairShare, roster: Roster, now: float) -> Parts[Stats]:
     share.window.expire(now)
     beta = share.burst.value(now)
-    return [
-        _share_view(unit, share, roster, beta)
-        for unit in roster.units.values()
-        if unit.queued or unit.running or unit.recent
-    ]
+    total, average_wait = waiting.queued, waiting.average_wait(now)
+    by_model: Counter[str] = Counter()
+    for cls in waiting.classes:
+        by_model[cls.model_name] += cls.queued
+    users: list[ShareView] = []
+    queued: Counter[int] = Counter()
+    for part in split(roster.units.values()):
+        views = [
+            _share_view(unit, share, roster, beta)
+            for unit in part
+            if unit.queued or unit.running or unit.recent
+        ]
+        for view in views:
+            if view.queued:
+                queued[view.user_id] += view.queued
+        users += views
+        yield
+    return Stats(
+        queue_total=total,
+        queue_by_user=dict(queued),
+        queue_by_model=dict(by_model),
+        average_wait_seconds=average_wait,
+        total_users=len({view.user_id for view in users}),
+        global_recent_tokens=share.window.total,
+        users=users,
+    )
 
 
 def _share_view(unit: UnitState, share: FairShare, roster: Roster, beta: float) -> ShareView:
@@ -75,32 +90,6 @@ def _share_view(unit: UnitState, share: FairShare, roster: Roster, beta: float) 
         queued=unit.queued,
         running=unit.running,
         charged_tokens=unit.charged_total,
-    )
-
-
-def stats(waiting: WaitingRoom, share: FairShare, roster: Roster, now: float) -> Stats:
-    users = shares(share, roster, now)
-    by_user: Counter[int] = Counter()
-    by_model: Counter[str] = Counter()
-    for view in users:
-        if view.queued:
-            by_user[view.user_id] += view.queued
-    for cls in waiting.classes:
-        by_model[cls.model_name] += cls.queued
-    waited = [
-        now - ticket.enqueued_at
-        for lane in _lanes(waiting)
-        for flow in lane.flows
-        for ticket in flow.waiting()
-    ]
-    return Stats(
-        queue_total=waiting.queued,
-        queue_by_user=dict(by_user),
-        queue_by_model=dict(by_model),
-        average_wait_seconds=sum(waited) / len(waited) if waited else 0.0,
-        total_users=len({view.user_id for view in users}),
-        global_recent_tokens=share.window.total,
-        users=users,
     )
 
 

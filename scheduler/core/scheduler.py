@@ -15,6 +15,7 @@ from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.fairshare import FairShare
 from scheduler.core.gap import GapMeter
 from scheduler.core.jobs import BackendSpec, Job, Strategy, Telemetry, Usage, UserSpec
+from scheduler.core.parts import Parts, whole
 from scheduler.core.picture import FlowPicture
 from scheduler.core.placement import Scoring
 from scheduler.core.queue import JobClass, flow_of
@@ -431,6 +432,9 @@ class Scheduler:
         return picture.parts(self._waiting, self._share, self._roster, now)
 
     def stats(self, now: float) -> Stats:
+        return whole(self.stats_in_parts(now))
+
+    def stats_in_parts(self, now: float) -> Parts[Stats]:
         self._waiting.let_in(now)
         return looking.stats(self._waiting, self._share, self._roster, now)
 
@@ -440,12 +444,15 @@ class Scheduler:
 
     def shares(self, now: float) -> list[ShareView]:
         """Of every unit with jobs or with recent tokens."""
-        self._waiting.let_in(now)
-        return looking.shares(self._share, self._roster, now)
+        return self.stats(now).users
 
     def service_gap(self, now: float) -> tuple[float, float]:
         """The largest gap in service between two users who have both been waiting, and the bound
         that it must not exceed (T1). Tokens per unit of weight."""
+        return whole(self.service_gap_in_parts(now))
+
+    def service_gap_in_parts(self, now: float) -> Parts[tuple[float, float]]:
+        """Each look must end before the next begins."""
         self._waiting.let_in(now)
         return self._gap.measure(self._catalogue.classes.values(), self._tunables, now)
 
@@ -453,6 +460,9 @@ class Scheduler:
 
     def checkpoint(self, now: float) -> dict[str, Any]:
         """Everything that shares depend on, as JSON values."""
+        return whole(self.checkpoint_in_parts(now))
+
+    def checkpoint_in_parts(self, now: float) -> Parts[dict[str, Any]]:
         return checkpoint.save(self._roster, self._share, self._cluster, now)
 
     def restore(self, state: dict[str, Any], now: float) -> None:

@@ -30,6 +30,7 @@ class WaitingRoom:
         self._share = share
         self._cluster = cluster
         self.queued = 0
+        self._enqueued = 0.0  # the sum of the waiting jobs' times of arrival
         self.classes: dict[JobClass, None] = {}  # with waiting jobs; ordered, unlike a set
         self.newcomer: Ticket | None = None  # submitted, but not queued yet
         self.fresh: list[Ticket] = []  # entered since the last dispatch pass
@@ -67,6 +68,7 @@ class WaitingRoom:
         if starts:
             self._share.activate(flow, now)
         flow.insert(ticket)
+        self._enqueued += ticket.enqueued_at
         self._count(flow, 1)
         self.fresh.append(ticket)
         if starts or (flow.entry is not None and flow.tickets[0] is ticket):  # else set aside
@@ -82,11 +84,18 @@ class WaitingRoom:
             flow.tickets.clear()
         else:
             flow.compact()
+        self._enqueued -= ticket.enqueued_at
         self._count(flow, -1)
+        if not self.queued:
+            self._enqueued = 0.0  # sheds what rounding has left
         unit = flow.unit
         if not unit.queued and not unit.running:
             self._roster.rested(unit)
             self._share.window.add(unit, 0.0, now)
+
+    def average_wait(self, now: float) -> float:
+        """Of those waiting now, in seconds."""
+        return max(0.0, now - self._enqueued / self.queued) if self.queued else 0.0
 
     def all_tickets(self) -> list[Ticket]:
         """In the order of their age."""

@@ -463,5 +463,5 @@ def test_tags_move_by_true_cost_whatever_the_estimates() -> None:
 def test_usage_needs_no_estimate_of_the_prompt_to_be_charged_rightly() -> None:
     bench = Bench([user(1)], [backend(1)])
     lease = bench.serve(1, prompt=1)
-    settlement = bench.core.settle(lease, Usage(prompt_tokens=4321, completion_tokens=0), bench.now)
+    bench.core.settle(lease, Usage(prompt_tokens=4321, completion_tokens=0), bench.now)
     assert bench.share(1).deficit == pytest.approx(1000 - 4321)

@@ -35,6 +35,29 @@ def test_statistics_have_the_seeds_figures() -> None:
     assert (users[2].weight, users[2].recent_tokens, users[2].group) == (1.0, 20_000, "student")
 
 
+def test_looks_at_many_users_come_in_parts_while_jobs_come_and_go() -> None:
+    bench = Bench([user(i) for i in range(1, 1001)], [backend(1, 4)])
+    tickets = [bench.submit(i) for i in range(1, 1001)]
+    bench.pump()
+    bench.core.service_gap(bench.now)  # the gap is measured from one look to the next
+    for look in (
+        bench.core.stats_in_parts(bench.now),
+        bench.core.service_gap_in_parts(bench.now),
+        bench.core.checkpoint_in_parts(bench.now),
+    ):
+        parts = 0
+        for _ in look:
+            parts += 1
+            for ticket in tickets[-7:]:
+                bench.core.cancel(ticket, bench.now)
+                tickets.remove(ticket)
+            bench.submit(parts)
+            bench.pump()
+        assert parts >= 4
+    stats = bench.core.stats(bench.now)
+    assert stats.queue_total == sum(stats.queue_by_user.values()) == len(bench.waiting)
+
+
 def test_an_idle_scheduler_has_nothing_to_show() -> None:
     bench = Bench([user(1)], [backend(1)])
     stats = bench.core.stats(bench.now)
