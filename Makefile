@@ -18,7 +18,7 @@ export DEMO
 run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 	@exec $(BIN)/python manage.py start
 
-test: $(VENV)/.installed-dev $(MODEL) browser
+test: $(VENV)/.installed-dev $(MODEL) browser redis
 	$(BIN)/python -m pytest
 
 # Client packages that cannot share an environment with the newest ones, and Node's where it is.
@@ -98,6 +98,13 @@ browser:
 	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	  echo "Chromium could not be installed; the browser tests will be skipped."
+
+# Likewise Redis, for the tests of several processes.
+.PHONY: redis
+redis:
+	@command -v redis-server >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || \
+	  echo "Redis could not be installed; the tests of several processes will be skipped."
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -58,6 +58,10 @@ class OwnClaim(Claim):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Free what is still held."""
         self._runtime.forget(self)
         if self.ticket.state in ("queued", "leased"):
             self._runtime.release(self)
@@ -108,7 +112,7 @@ class Runtime(Serving):
 
     async def _begin(self) -> None:
         """Load the configuration and the last checkpoint. Raises: DatabaseError."""
-        snapshot, telemetry, checkpoint = await self._ask_database(_load_everything)
+        snapshot, telemetry, checkpoint = await self._ask_database(load_all)
         now = time.monotonic()
         self._adopt(snapshot, now)
         self._observe(telemetry, now)
@@ -137,6 +141,29 @@ class Runtime(Serving):
             assert error is not None  # noqa: S101  an evicted ticket says why
             raise Rejected(error.reason, error.message, error.retry_after)
         self._claims[job.request_id] = claim
+        return claim
+
+    def resume(
+        self,
+        job: Job,
+        *,
+        age: float,
+        attempts: int,
+        avoid: frozenset[int] = frozenset(),
+        running: tuple[int, float] | None = None,
+    ) -> OwnClaim:
+        """Take up a job that another scheduler has had for ``age`` seconds; ``running`` is
+        (backend id, for how many seconds). Nothing is granted yet. Raises: Rejected."""
+        now = time.monotonic()
+        ticket = self.scheduler.resume(
+            job,
+            now,
+            enqueued_at=now - age,
+            attempts=attempts,
+            avoid=avoid,
+            running=None if running is None else (running[0], now - running[1]),
+        )
+        claim = self._claims[job.request_id] = OwnClaim(self, ticket)
         return claim
 
     def forget(self, claim: OwnClaim) -> None:
@@ -324,7 +351,7 @@ class Runtime(Serving):
         if self._settled:
             self._settled = False
             state = await _pausing(self.scheduler.checkpoint_in_parts(time.monotonic()))
-            await self._ask_database(_save_state, state)
+            await self._ask_database(save_state, state)
 
 
 async def _pausing(parts: Parts[_T]) -> _T:
@@ -341,12 +368,12 @@ async def _pausing(parts: Parts[_T]) -> _T:
 # ---- in the database's thread
 
 
-def _load_everything() -> tuple[Snapshot, list[BackendTelemetry], dict[str, Any] | None]:
+def load_all() -> tuple[Snapshot, list[BackendTelemetry], dict[str, Any] | None]:
     checkpoint = ShareCheckpoint.objects.filter(pk=1).values_list("state", flat=True).first()
     return load_snapshot(), load_telemetry(), checkpoint
 
 
-def _save_state(state: dict[str, Any]) -> None:
+def save_state(state: dict[str, Any]) -> None:
     # Not encoded by the field: json.dumps keeps the interpreter to itself for as long as it takes
     # (10,000 users: 75 ms), and this process serves nobody meanwhile. msgspec takes half of that.
     text = Value(msgspec.json.encode(state).decode(), TextField())

@@ -85,12 +85,21 @@ async def running_runtime() -> Serving:
         if (runtime := current()) is not None:
             return runtime
         try:
-            return await Runtime.start()
+            return await _kind_of_runtime().start()
         except DatabaseError as error:
             logger.error("Cannot start without the database: %s", error)
             raise GatewayError(
                 "no_backend_available", "The router cannot start: no database.", retry_after=5
             ) from error
+
+
+def _kind_of_runtime() -> type[Serving]:
+    """With Redis the scheduler is a process of its own, which all gateways share."""
+    if not settings.REDIS_URL:
+        return Runtime
+    from scheduler.bus.gateway import RemoteRuntime
+
+    return RemoteRuntime
 
 
 class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler.core.cluster import Cluster
+from scheduler.core.cluster import Cluster, Offer
 from scheduler.core.fairshare import FairShare
 from scheduler.core.order import Choice, choose, only_choice
 from scheduler.core.placement import Scoring, failures_now, place
@@ -105,6 +105,46 @@ class Dispatcher:
             unit.peak_running = unit.running
         self._cluster.take(offer.backend, lease, now)
         flow.standing.pool.note_dispatch(group or "", hold, now)
+
+    def adopt(self, ticket: Ticket, offer: Offer, dispatched_at: float, now: float) -> None:
+        """Count a job that runs already: it has its slot, whether or not there was one left."""
+        flow = ticket.flow
+        unit = flow.unit
+        if not unit.running and not unit.queued:
+            self._roster.activated(unit)
+        if not flow.standing.waiting:
+            self._share.join(flow)
+        flow.lane = flow.cls.lanes[unit.background]
+        weight = self._roster.weight(unit)
+        hold = self._share.hold_for(unit, ticket.job)
+        choice = only_choice(self._share, flow, ticket, now)
+        beta = self._share.burst.beta
+        decision = Decision(
+            offer.backend_id,
+            (),
+            ticket.ruled_out,
+            "only_candidate",
+            weight * choice.base,
+            0.0 if unit.background else weight,
+            unit.account.spec.group_name,
+            unit.recent,
+            weight * beta,
+            choice.factor,
+            choice.wait_bonus,
+            choice.priority(beta),
+            ticket.position_at_arrival,
+            ticket.wait_reason,
+            {},
+            self._cluster.names,
+        )
+        lease = Lease(ticket, flow, offer, decision, hold, weight, dispatched_at)
+        ticket.state = "leased"
+        ticket.lease = lease
+        ticket.attempts += 1
+        self._share.reserve(lease)
+        self._count_running(lease, 1)
+        unit.peak_running = max(unit.peak_running, unit.running)
+        self._cluster.take(offer.backend, lease, now)
 
     def _count_running(self, lease: Lease, change: int) -> None:
         flow = lease.flow

@@ -214,6 +214,13 @@ class FairShare:
             unit.largest_hold = hold
         lease.clips = self._charge(flow, hold / lease.weight, lease.background)
 
+    def reserve(self, lease: Lease) -> None:
+        """The same for a job that runs already: it says nothing of who is being served now."""
+        unit = lease.flow.unit
+        unit.held += lease.hold
+        unit.largest_hold = max(unit.largest_hold, lease.hold)
+        lease.clips = self._charge(lease.flow, lease.hold / lease.weight, lease.background)
+
     def charge_excess(self, lease: Lease, delivered: float) -> None:
         """R4: what has been delivered beyond the hold, at once."""
         excess = delivered - lease.charged

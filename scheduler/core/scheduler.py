@@ -171,6 +171,54 @@ class Scheduler:
         self._dirty = True
         return ticket
 
+    def resume(
+        self,
+        job: Job,
+        now: float,
+        *,
+        enqueued_at: float,
+        attempts: int,
+        avoid: frozenset[int] = frozenset(),
+        running: tuple[int, float] | None = None,
+    ) -> Ticket:
+        """Take up a job that another scheduler has had: one that waits, or that is ``running``
+        as (backend id, dispatched at). No bounds apply, as it has been let in before, and a slot
+        that is in use is counted even if there is none.
+
+        ``attempts`` are the leases it has had, the running one included. After a failover call it
+        in the order of ``standing``. Raises: Rejected when no backend could serve it.
+        """
+        self._waiting.let_in(now)
+        account = self._roster.account(job.user_id)
+        avoided = frozenset() if running else avoid
+        cls, ruled_out = self._catalogue.classify(job, account.spec.group_id, avoided)
+        self._arrivals += 1
+        flow = flow_of(self._roster.unit(job.unit, account), cls)
+        ticket = Ticket(job, flow, self._arrivals, enqueued_at, ruled_out)
+        ticket.served_before = cls.pool.served_so_far()
+        ticket.dispatches_before = cls.pool.dispatches
+        ticket.avoid = avoid
+        if not self._waiting.queued and not self._dispatcher.running:
+            self._share.burst.wake(now)
+        if running is None:
+            ticket.attempts = attempts
+            self._waiting.enter(ticket, now)
+        else:
+            backend_id, dispatched_at = running
+            offer = next((o for o in cls.offers if o.backend_id == backend_id), None)
+            if offer is None:
+                raise Rejected("no_backend_available", "The backend of this job was removed.", 1)
+            ticket.attempts = attempts - 1
+            self._dispatcher.adopt(ticket, offer, dispatched_at, now)
+        self._dirty = True
+        return ticket
+
+    def standing(self, job: Job) -> float:
+        """The tag of the job's unit. Whoever joins an empty pool sets its level (R7), so that
+        those who have had least must come first."""
+        unit = self._roster.units.get(job.unit)
+        return float("-inf") if unit is None else unit.tag
+
     def _check_concurrency(self, account: Account, cls: JobClass, now: float) -> None:
         """Waiting and running jobs of a user count together (R16)."""
         limit = account.spec.max_concurrent

@@ -1,0 +1,598 @@
+"""The scheduler's end of the bus: one leads, the others stand by.
+
+Leading is a lease in Redis with a growing number, the epoch. Every message carries it, and gateways
+follow the highest that they have seen: whatever an older leader still says is refused. A leader
+that cannot renew its lease stops acting before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.db import DatabaseError
+
+from scheduler.bus import redis
+from scheduler.bus.messages import (
+    VERSION,
+    Again,
+    Ask,
+    Beat,
+    Broadcast,
+    Bye,
+    Cancel,
+    Ended,
+    FirstByte,
+    Inward,
+    Mark,
+    Progress,
+    Register,
+    Retry,
+    Runs,
+    Settle,
+    Submit,
+    Told,
+    ToScheduler,
+    Waits,
+    decode_inward,
+    encode,
+    read,
+)
+from scheduler.bus.peers import Held, Peer
+from scheduler.core.errors import SchedulerError
+from scheduler.core.jobs import Usage
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.tunables import Tunables
+from scheduler.runtime import Runtime, load_all, save_state
+from scheduler.snapshot import BackendTelemetry
+
+logger = logging.getLogger(__name__)
+
+LEASE_SECONDS = 1.5
+RENEW_SECONDS = 0.3
+#: A leader stops acting so long before its lease ends.
+MARGIN_SECONDS = 0.2
+STANDBY_SECONDS = 0.15
+#: Gateways that live renew their key in this time, even where Redis has lost it.
+REAPPEAR_SECONDS = 1.5
+#: A gateway that was there so lately may have running requests, even if Redis does not know it.
+SEEN_SECONDS = 10.0
+#: No new leader waits longer for gateways that were there before.
+GATHER_SECONDS = 5.0
+
+#: {lease, epoch}; name, milliseconds → epoch or nothing. It grows even where Redis was emptied.
+_ACQUIRE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return false end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local epoch = redis.call('INCR', KEYS[2])
+if epoch < now then epoch = now; redis.call('SET', KEYS[2], string.format('%.0f', epoch)) end
+redis.call('SET', KEYS[1], string.format('%.0f', epoch) .. ':' .. ARGV[1], 'PX', ARGV[2])
+return string.format('%.0f', epoch)
+"""
+#: {lease}; holder, milliseconds → 1 if it was ours.
+_RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+#: {lease}; holder.
+_RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+#: {lease, shares}; holder, checkpoint → 1 if it was stored.
+_SAVE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+return 1
+"""
+
+
+class LostLeaseError(Exception):
+    """Somebody else leads, or may do so soon."""
+
+
+class SchedulerProcess(Runtime):
+    """Stands by, leads, stands by again. Until it leads its scheduler is idle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = secrets.token_hex(4)
+        self.epoch = 0  # of this leader; 0: it stands by
+        self._holder = ""
+        self._lead_until = 0.0
+        self._control = redis.connect(settings.REDIS_URL)
+        self._reader = redis.connect(settings.REDIS_URL)
+        self._writer = redis.connect(settings.REDIS_URL)
+        self._position = {redis.IN: b"0-0"}
+        self._seen: dict[str, float] = {}  # gateways that were there, and when
+        self._polls: list[BackendTelemetry] = []
+        self._answers: set[asyncio.Task[None]] = set()
+        self._reset()
+
+    def _reset(self) -> None:
+        """As before the first lead."""
+        self.peers: dict[str, Peer] = {}
+        self._talkative: list[Peer] = []  # with something to be told
+        self._wanted = asyncio.Event()
+        self._expected: set[str] = set()  # gateways of the leader before, not heard of yet
+        self._held_back: list[Inward] = []  # until all have registered
+        self._saved: dict[str, int] = {}
+        self._applied: dict[str, int] = {}  # of gateways that have not registered yet
+        self._read_at = 0.0
+        self._led_since = 0.0
+
+    # ---- life
+
+    async def _begin(self) -> None:
+        """Load the configuration, to be kept up to date while standing by."""
+        snapshot, telemetry, _ = await self._ask_database(load_all)
+        now = time.monotonic()
+        self._adopt(snapshot, now)
+        self._observe(telemetry, now)
+
+    def _background(self) -> list[Coroutine[Any, Any, None]]:
+        # Not the runtime's own: shares are saved and sampled only while leading.
+        return [*super(Runtime, self)._background(), self._stand_by()]
+
+    async def _end(self) -> None:
+        """Let another one lead at once."""
+        if self.epoch:
+            await self._step_down()
+        for client in (self._control, self._reader, self._writer):
+            with contextlib.suppress(*redis.ERRORS):
+                await client.aclose()
+
+    async def _stand_by(self) -> None:
+        while True:
+            try:
+                if await self._acquire():
+                    await self._lead()
+            except* (LostLeaseError, *redis.ERRORS) as errors:
+                if self.epoch:
+                    logger.warning("No longer leading: %s", errors.exceptions[0])
+            except* Exception:
+                logger.exception("The scheduler failed")
+            if self.epoch:
+                await self._step_down()
+            await asyncio.sleep(STANDBY_SECONDS)
+
+    async def _acquire(self) -> bool:
+        asked_at = time.monotonic()
+        self._note_gateways(await self._known_gateways())
+        milliseconds = round(LEASE_SECONDS * 1000)
+        told: Any = await self._control.eval(
+            _ACQUIRE, 2, redis.LEADER, redis.EPOCH, self.name, milliseconds
+        )
+        if told is None:
+            return False
+        self.epoch = int(told)
+        self._holder = f"{self.epoch}:{self.name}"
+        self._lead_until = asked_at + LEASE_SECONDS - MARGIN_SECONDS
+        return True
+
+    async def _known_gateways(self) -> set[str]:
+        members: Any = await self._control.smembers(redis.GATEWAYS)
+        return {member.decode() for member in members}
+
+    def _note_gateways(self, names: Iterable[str]) -> None:
+        now = time.monotonic()
+        self._seen |= dict.fromkeys(names, now)
+        self._seen = {name: at for name, at in self._seen.items() if now - at < SEEN_SECONDS}
+
+    async def _step_down(self) -> None:
+        """Forget everything but who was there; a later lead begins anew."""
+        with contextlib.suppress(Exception):
+            await self._save_checkpoint()
+        with contextlib.suppress(*redis.ERRORS):
+            await self._control.eval(_RELEASE, 1, redis.LEADER, self._holder)
+        self._note_gateways(self.peers)
+        self.epoch = 0
+        for peer in self.peers.values():
+            for held in peer.jobs.values():
+                held.claim.ticket.owner = None
+        self._claims.clear()
+        self._reset()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.scheduler = Scheduler(Tunables())
+        now = time.monotonic()
+        self._adopt(self.snapshot, now)
+        self._observe(self._polls, now)
+
+    # ---- leading
+
+    async def _lead(self) -> None:
+        """Raises: an ExceptionGroup of LostLeaseError, or of ``redis.ERRORS``."""
+        logger.info("Leading in epoch %d", self.epoch)
+        await self._take_over()
+        async with asyncio.TaskGroup() as tasks:
+            for job in (
+                self._renew(),
+                self._receive(),
+                self._send(),
+                self._beat(),
+                self._write_checkpoints(),
+                self._meter_shares(),
+            ):
+                tasks.create_task(job)
+
+    async def _take_over(self) -> None:
+        self._position = {redis.IN: (await redis.last_entry(self._reader, redis.IN))[0]}
+        self._led_since = self._read_at = time.monotonic()
+        self._expected = set(self._seen)
+        state = await self._last_checkpoint()
+        if state is not None:
+            bus = state.get("bus", {})
+            self._applied = dict(bus)
+            self._saved = dict(bus)
+            self._expected |= set(bus)
+            self.scheduler.restore(state, time.monotonic())
+        await self._tell_all()
+
+    async def _last_checkpoint(self) -> dict[str, Any] | None:
+        saved = await self._control.get(redis.SHARES)
+        if saved is not None:
+            state: dict[str, Any] = msgspec.json.decode(saved)
+            return state
+        with contextlib.suppress(DatabaseError):
+            return (await self._ask_database(load_all))[2]
+        return None
+
+    def _acts(self) -> None:
+        """Raises: LostLeaseError when the lease may end any moment."""
+        if time.monotonic() >= self._lead_until:
+            raise LostLeaseError("the lease could not be renewed in time")
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            asked_at = time.monotonic()
+            milliseconds = round(LEASE_SECONDS * 1000)
+            renewed: Any = await self._control.eval(
+                _RENEW, 1, redis.LEADER, self._holder, milliseconds
+            )
+            if not renewed:
+                raise LostLeaseError("another scheduler leads")
+            self._lead_until = asked_at + LEASE_SECONDS - MARGIN_SECONDS
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(redis.BEAT_SECONDS)
+            await self._look_for_silent_gateways()
+            await self._tell_all()
+
+    async def _tell_all(self) -> None:
+        self._acts()
+        gathering = bool(self._expected)
+        beat = Beat(self.epoch, gathering, self._backends(), self._saved)
+        data = encode(Broadcast(VERSION, beat))
+        await redis.execute(self._writer, *redis.adding(redis.ALL, data, redis.ALL_ENTRIES))
+
+    # ---- out
+
+    def _has_news(self, peer: Peer) -> None:
+        self._talkative.append(peer)
+        self._wanted.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._acts()
+            peers, self._talkative = self._talkative, []
+            pipeline = self._writer.pipeline(transaction=False)
+            for peer in peers:
+                batch = peer.batch(self.epoch)
+                pipeline.execute_command(
+                    *redis.adding(redis.OUT + peer.name, batch, redis.OUT_ENTRIES)
+                )
+            await pipeline.execute()
+
+    # ---- in
+
+    async def _receive(self) -> None:
+        while True:
+            found = await redis.read(self._reader, self._position)
+            self._read_at = time.monotonic()
+            for _, fields in found.get(redis.IN, ()):
+                batch = read(decode_inward, fields[b"b"])
+                if batch is not None and batch.epoch == self.epoch:
+                    await self._take(batch)
+
+    async def _take(self, batch: Inward) -> None:
+        if self._expected:
+            self._held_back.append(batch)
+            if _is_first(batch):
+                self._expected.discard(batch.gateway)
+                await self._begin_if_complete()
+            return
+        await self._heed(batch)
+
+    async def _begin_if_complete(self) -> None:
+        """With all gateways heard, their jobs are taken up, and only then is anything granted."""
+        if self._expected:
+            return
+        held_back, self._held_back = _from_last_registers(self._held_back), []
+        self._resume_all(held_back)
+        for batch in held_back:
+            await self._heed(batch)
+        self._pump(time.monotonic())
+
+    async def _look_for_silent_gateways(self) -> None:
+        now = time.monotonic()
+        if now - self._read_at > redis.GATEWAY_SECONDS / 2:
+            return  # it is this process that has not listened
+        for name in list(self._expected):
+            age = now - self._led_since
+            gone = age > REAPPEAR_SECONDS and not await self._control.exists(redis.GATEWAY + name)
+            if gone or age > GATHER_SECONDS:
+                self._expected.discard(name)
+                self._applied.pop(name, None)
+                await self._control.srem(redis.GATEWAYS, name)
+                await self._begin_if_complete()
+        for peer in list(self.peers.values()):
+            if now - peer.heard_at > redis.GATEWAY_SECONDS:
+                logger.warning("Gateway %s is silent: %d jobs end", peer.name, len(peer.jobs))
+                self._forget(peer)
+                await self._control.srem(redis.GATEWAYS, peer.name)
+
+    def _forget(self, peer: Peer) -> None:
+        """It has gone, with all that it held."""
+        self.peers.pop(peer.name, None)
+        self._saved.pop(peer.name, None)
+        peer.outbox.clear()
+        for held in list(peer.jobs.values()):
+            held.abandon()
+        self._settled = True
+
+    async def _heed(self, batch: Inward) -> None:
+        peer = self._peer_for(batch)
+        if peer is None:
+            return
+        peer.heard_at = time.monotonic()
+        for message in batch.messages:
+            if isinstance(message, Bye):
+                self._forget(peer)
+                return
+            try:
+                await self._do(peer, message)
+            except Exception:
+                logger.exception("A message of gateway %s failed: %r", peer.name, message)
+
+    def _peer_for(self, batch: Inward) -> Peer | None:
+        """Who sent it. None: something before it is missing, which has to be told again."""
+        if _is_first(batch):
+            peer = self._peer(batch.gateway)
+            peer.begin_session(batch.session)
+            return peer
+        known = self.peers.get(batch.gateway)
+        if known is None:  # it has been silent for too long, and was given up
+            known = Peer(batch.gateway, self._has_news)
+            known.session = batch.session
+        elif known.takes(batch):
+            return known
+        known.tell(Again())
+        return None
+
+    def _peer(self, name: str) -> Peer:
+        peer = self.peers.get(name)
+        if peer is None:
+            peer = self.peers[name] = Peer(name, self._has_news)
+            peer.applied = self._applied.pop(name, 0)
+        return peer
+
+    async def _do(self, peer: Peer, message: ToScheduler) -> None:
+        match message:
+            case Submit():
+                await self._submit(peer, message)
+            case Settle():
+                self._settle(peer, message)
+            case Register():
+                self._register(peer, message)
+            case Mark():
+                self._mark(message)
+            case Ask():
+                self._keep(self._answer(peer, message))
+            case Cancel() | Retry() | Progress() | FirstByte():
+                held = peer.jobs.get(message.number)
+                if held is not None:
+                    self._change(held, message)
+            case Bye():
+                pass
+
+    async def _submit(self, peer: Peer, message: Submit) -> None:
+        held = peer.jobs.get(message.number)
+        if held is None:
+            try:
+                claim = await self.submit(message.job)
+            except SchedulerError as refusal:
+                peer.refuse(message.number, refusal, after_queueing=False)
+                return
+            held = Held(self, peer, message.number, claim)
+        held.tell_state()
+
+    def _settle(self, peer: Peer, message: Settle) -> None:
+        held = peer.jobs.get(message.number)
+        if message.serial <= peer.applied:
+            return  # it has been told before
+        peer.applied = message.serial
+        if held is not None:
+            if held.claim.ticket.state == "leased":
+                held.claim.settle(message.usage)
+            held.leave()
+
+    def _change(self, held: Held, message: Cancel | Retry | Progress | FirstByte) -> None:
+        claim = held.claim
+        lease = claim.ticket.lease
+        match message:
+            case Cancel():
+                held.leave()
+            case Retry() if lease is not None:
+                claim.retry(frozenset(message.exclude))
+            case Progress():
+                claim.progress(message.prompt_tokens, message.completion_tokens)
+                held.delivered = Usage(
+                    prompt_tokens=message.prompt_tokens,
+                    completion_tokens=message.completion_tokens,
+                    estimated=True,
+                )
+            case FirstByte() if lease is not None:
+                self.scheduler.first_byte(lease, lease.dispatched_at + message.seconds)
+
+    def _mark(self, message: Mark) -> None:
+        if message.verdict == "ok":
+            self.mark_ok(message.backend_id)
+        elif message.verdict == "busy":
+            self.mark_busy(message.backend_id, message.seconds)
+        else:
+            self.mark_failed(message.backend_id)
+
+    # ---- taking up what runs and waits
+
+    def _register(self, peer: Peer, message: Register) -> None:
+        """Make what is known of a gateway's jobs agree with what it has."""
+        self._settled = True  # the checkpoint names the gateways
+        for ended in message.ended:
+            self._settle_again(peer, ended)
+        entries: list[Runs | Waits] = [*message.runs, *message.waits]
+        listed = {entry.number for entry in entries}
+        for held in [held for held in peer.jobs.values() if held.number not in listed]:
+            held.leave()
+        for _, entry in self._in_order([(peer, entry) for entry in entries]):
+            self._take_up(peer, entry)
+        self._pump(time.monotonic())
+
+    def _resume_all(self, batches: list[Inward]) -> None:
+        """After a failover: what has ended, then all jobs, those first who have had least."""
+        entries: list[tuple[Peer, Runs | Waits]] = []
+        for batch in batches:
+            register = batch.messages[0] if batch.messages else None
+            if isinstance(register, Register):
+                peer = self._peer(batch.gateway)
+                for ended in register.ended:
+                    self._settle_again(peer, ended)
+                entries += [(peer, run) for run in register.runs]
+                entries += [(peer, wait) for wait in register.waits]
+        for peer, entry in self._in_order(entries):
+            self._take_up(peer, entry)
+
+    def _in_order(
+        self, entries: list[tuple[Peer, Runs | Waits]]
+    ) -> list[tuple[Peer, Runs | Waits]]:
+        standing = self.scheduler.standing
+        return sorted(entries, key=lambda one: (standing(one[1].job), -one[1].age))
+
+    def _settle_again(self, peer: Peer, ended: Ended) -> None:
+        """Count a settlement that may have been told to a leader who could not save it."""
+        if ended.settle.serial > peer.applied and ended.run.number not in peer.jobs:
+            self._take_up(peer, ended.run)
+        self._settle(peer, ended.settle)
+
+    def _take_up(self, peer: Peer, entry: Runs | Waits) -> None:
+        held = peer.jobs.get(entry.number)
+        if isinstance(entry, Runs):
+            running = (entry.backend_id, entry.running_for)
+            if held is not None and held.claim.ticket.state != "leased":
+                held.leave()
+                held = None
+            if held is None:
+                self._resume(peer, entry, frozenset(), running)
+        elif held is None:
+            self._resume(peer, entry, frozenset(entry.avoid), None)
+        elif held.claim.ticket.state == "leased":
+            if held.claim.ticket.attempts > entry.attempts:
+                held.tell_lease()
+            else:
+                held.claim.retry(frozenset(entry.avoid))
+
+    def _resume(
+        self,
+        peer: Peer,
+        entry: Runs | Waits,
+        avoid: frozenset[int],
+        running: tuple[int, float] | None,
+    ) -> None:
+        try:
+            claim = self.resume(
+                entry.job,
+                age=entry.age,
+                attempts=entry.attempts,
+                avoid=avoid,
+                running=running,
+            )
+        except SchedulerError as refusal:
+            logger.warning("A job of gateway %s is not taken up: %s", peer.name, refusal)
+            if running is None:
+                peer.refuse(entry.number, refusal, after_queueing=True)
+            return
+        Held(self, peer, entry.number, claim)
+
+    # ---- questions
+
+    def _keep(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _answer(self, peer: Peer, question: Ask) -> None:
+        peer.tell(Told(question.question, await self._answer_to(peer, question)))
+
+    async def _answer_to(self, peer: Peer, question: Ask) -> bytes:
+        match question.what:
+            case "view":
+                return encode(await self._current_view())
+            case "waiting":
+                return encode((time.monotonic(), await self._all_waiting()))
+            case "picture":
+                picture = await self._take_picture()
+                return encode((picture.taken_at, picture.flows))
+            case "evict":
+                return encode(await self._evict(str(question.argument)))
+            case "position":
+                held = peer.jobs.get(question.argument)
+                return b"" if held is None else encode(await held.claim.position())
+        return b""
+
+    # ---- configuration and shares
+
+    def _observe(self, telemetry: list[BackendTelemetry], now: float) -> None:
+        super()._observe(telemetry, now)
+        self._polls = telemetry
+
+    async def _polled(self, now: float) -> None:
+        if self.epoch:
+            await super()._polled(now)
+
+    async def _save_checkpoint(self) -> None:
+        if not self.epoch or not self._settled or time.monotonic() >= self._lead_until:
+            return
+        self._settled = False
+        # In one go: the shares must hold just the settlements up to these.
+        applied = {name: peer.applied for name, peer in self.peers.items()} | self._applied
+        state = {**self.scheduler.checkpoint(time.monotonic()), "bus": applied}
+        stored: Any = await self._control.eval(
+            _SAVE, 2, redis.LEADER, redis.SHARES, self._holder, msgspec.json.encode(state)
+        )
+        if stored:
+            self._saved = applied
+            await self._ask_database(save_state, state)
+
+
+def _is_first(batch: Inward) -> bool:
+    """Whether it begins a session."""
+    return bool(batch.messages) and isinstance(batch.messages[0], Register)
+
+
+def _from_last_registers(batches: list[Inward]) -> list[Inward]:
+    """What comes before a gateway's last registration has been told again in it."""
+    last = {batch.gateway: place for place, batch in enumerate(batches) if _is_first(batch)}
+    return [batch for place, batch in enumerate(batches) if place >= last.get(batch.gateway, 0)]

@@ -1,0 +1,89 @@
+"""Where things are in Redis, and the connections to it.
+
+======================  ========================================================================
+``mindrouter:leader``   who leads, ``<epoch>:<name>``; expires unless renewed
+``mindrouter:epoch``    the last epoch; only ever grows
+``mindrouter:in``       stream: batches of all gateways to the scheduler
+``mindrouter:out:G``    stream: batches of the scheduler to the gateway G
+``mindrouter:all``      stream: the scheduler's beats, which every gateway reads
+``mindrouter:gateways`` set of gateways; ``mindrouter:gateway:G`` expires when G stops beating
+``mindrouter:shares``   the last checkpoint
+======================  ========================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis.exceptions
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+LEADER = "mindrouter:leader"
+EPOCH = "mindrouter:epoch"
+IN = "mindrouter:in"
+OUT = "mindrouter:out:"
+ALL = "mindrouter:all"
+GATEWAYS = "mindrouter:gateways"
+GATEWAY = "mindrouter:gateway:"
+SHARES = "mindrouter:shares"
+
+#: What a broken, frozen or confused Redis raises.
+ERRORS = (redis.exceptions.RedisError, OSError, TimeoutError)
+
+BEAT_SECONDS = 0.5
+BLOCK_MS = 500
+SOCKET_SECONDS = 1.5  # must exceed the time that a read blocks
+PAUSE_SECONDS = 0.1  # after an error
+COUNT = 2000  # entries of one read
+#: Batches kept; whoever falls further behind registers again.
+IN_ENTRIES = 20_000
+OUT_ENTRIES = 5_000
+ALL_ENTRIES = 100
+#: A gateway that has not beaten for so long is dead.
+GATEWAY_SECONDS = 4.0
+OUT_EXPIRES_SECONDS = 60
+
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
+
+
+def connect(url: str) -> Redis:
+    """One connection. No command is repeated: after any error both sides compare what they have."""
+    return Redis.from_url(
+        url,
+        single_connection_client=True,
+        socket_timeout=SOCKET_SECONDS,
+        socket_connect_timeout=1.0,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+    )
+
+
+async def read(client: Redis, positions: dict[str, bytes]) -> dict[str, Entries]:
+    """Wait for entries after the positions, and move these. Raises: one of ``ERRORS``."""
+    wanted: Any = dict(positions)
+    reply: Any = await client.xread(wanted, count=COUNT, block=BLOCK_MS)
+    found: dict[str, Entries] = {}
+    for name, entries in reply or ():
+        if entries:
+            key = name.decode()
+            found[key] = entries
+            positions[key] = entries[-1][0]
+    return found
+
+
+async def last_entry(client: Redis, stream: str) -> tuple[bytes, dict[bytes, bytes]]:
+    """The newest entry of a stream; ``(b"0-0", {})`` where there is none."""
+    entries: Any = await client.xrevrange(stream, count=1)
+    return entries[0] if entries else (b"0-0", {})
+
+
+def adding(stream: str, data: bytes, limit: int) -> tuple[str | int | bytes, ...]:
+    """The command that adds a batch to a stream of about ``limit`` entries."""
+    return "XADD", stream, "MAXLEN", "~", limit, "*", b"b", data
+
+
+async def execute(client: Redis, *command: str | int | bytes) -> Any:
+    """Run a command as it is. Raises: one of ``ERRORS``."""
+    return await client.execute_command(*command)  # type: ignore[no-untyped-call]
