@@ -66,7 +66,7 @@ def _backend_row(backend: Backend, live: BackendView | None, stale_after: float)
     return BackendRow(
         backend_id=backend.pk,
         name=backend.name,
-        state=live.state if live else _configured_state(backend),
+        state=_state(backend, live),
         running=live.in_flight if live else None,
         foreign=live.foreign if live else None,
         slots=backend.max_concurrent,
@@ -81,10 +81,14 @@ def _backend_row(backend: Backend, live: BackendView | None, stale_after: float)
     )
 
 
-def _configured_state(backend: Backend) -> str:
+def _state(backend: Backend, live: BackendView | None) -> str:
+    if backend.enabled and backend.paused and not backend.draining:
+        return "paused"  # the scheduler calls it draining, then disabled
+    if live is not None:
+        return live.state
     if not backend.enabled:
         return "disabled"
-    return "draining" if backend.draining or backend.paused else "unknown"
+    return "draining" if backend.draining else "unknown"
 
 
 def attention(rows: Iterable[BackendRow]) -> list[tuple[BackendRow, str]]:

@@ -258,7 +258,8 @@ def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint], froz
                 max_queue=backend.max_queue,
                 priority=backend.priority,
                 enabled=backend.enabled,
-                draining=backend.draining or backend.paused,
+                draining=backend.draining,
+                paused=backend.paused,
                 models=models_by_name(engine, backend.models.all()),
             )
         )
@@ -303,7 +304,7 @@ def _listed_models(backends: tuple[BackendSpec, ...]) -> dict[str, ModelSpec]:
 
     ``x:latest`` is left out where there is an ``x``, which stands for it too.
     """
-    usable = tuple(b for b in backends if b.enabled and not b.draining)
+    usable = tuple(b for b in backends if b.in_service)
     named = {spec.name for backend in usable for spec in backend.models.values()}
     return {
         name: spec

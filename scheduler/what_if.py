@@ -238,7 +238,7 @@ def _with_slots(spec: BackendSpec, slots: Mapping[str, int]) -> BackendSpec:
         return spec
     if wanted == 0:
         return replace(spec, enabled=False)
-    return replace(spec, max_concurrent=wanted, enabled=True, draining=False)
+    return replace(spec, max_concurrent=wanted, enabled=True, draining=False, paused=False)
 
 
 # ---- putting it in force

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import django
+import hypothesis
 import pytest
 import uvloop
 from django.contrib.auth.management import create_permissions
@@ -26,6 +27,10 @@ for _name in ("DATABASE_URL", "REDIS_URL"):
     if _name in os.environ and "MINDROUTER_TEST_KEEP_URLS" not in os.environ:
         del os.environ[_name]
 django.setup()
+
+# No test is to fail because others use the machine as well.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 if TYPE_CHECKING:
     from tests.running import RunningRouter

@@ -198,7 +198,7 @@ class Exchange:
         if failure.retry != "elsewhere":
             return failure.retry == "anywhere"
         return any(
-            model_name in b.models and b.enabled and not b.draining and b.backend_id not in tried
+            model_name in b.models and b.in_service and b.backend_id not in tried
             for b in snapshot.backends
         )
 

@@ -160,7 +160,7 @@ class Catalogue:
         ]
         cls.strategy = self._strategies.get(cls.model_name, "score")
         takers = [o.backend.spec for o in cls.offers]
-        serving = [spec for spec in takers if spec.enabled and not spec.draining]
+        serving = [spec for spec in takers if spec.in_service]
         cls.queue_bound = sum(spec.max_queue for spec in serving or takers)
         self._look_at_telemetry(cls)
 

@@ -265,7 +265,7 @@ class Cluster:
             self.free |= backend.bit
 
     def _in_service(self, backend: BackendState) -> bool:
-        return backend.configured and backend.spec.enabled and not backend.spec.draining
+        return backend.configured and backend.spec.in_service
 
     def _look_at_age(self, backend: BackendState, now: float) -> None:
         """Take the poll's figures while they are young, else none."""

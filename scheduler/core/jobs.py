@@ -103,8 +103,14 @@ class BackendSpec:
     priority: float = 0.0
     enabled: bool = True
     draining: bool = False
+    paused: bool = False
     models: Mapping[str, ModelSpec] = field(default_factory=dict)
     allowed_group_ids: frozenset[int] | None = None  # None = every group
+
+    @property
+    def in_service(self) -> bool:
+        """Whether it may be sent requests, as far as the configuration goes."""
+        return self.enabled and not self.draining and not self.paused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,8 @@ def _condition(backend: BackendState, now: float) -> BackendCondition:
         return "disabled"
     if backend.spec.draining:
         return "draining"
+    if backend.spec.paused:  # as one that is disabled, once it has finished what it had
+        return "draining" if backend.in_flight else "disabled"
     if now < backend.failed_until:
         return "failed"
     if is_in_service(backend) is not None or backend.is_down():

@@ -85,6 +85,8 @@ def is_in_service(backend: BackendState) -> str | None:
         return "is disabled"
     if backend.spec.draining:
         return "is draining"
+    if backend.spec.paused:
+        return "is paused"
     return None
 
 

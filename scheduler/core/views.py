@@ -30,7 +30,9 @@ class QueuedView:
 
 @dataclass(frozen=True, slots=True)
 class BackendView:
-    """``queued`` counts every waiting job that it could serve; others may serve it as well."""
+    """``queued`` counts every waiting job that it could serve, others perhaps as well; of one out
+    of service only those that have no other. One that is paused is ``draining`` as long as it has
+    requests in flight, then ``disabled``."""
 
     id: int
     name: str

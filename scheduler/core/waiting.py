@@ -263,9 +263,14 @@ class WaitingRoom:
         return list(dict.fromkeys(cls.pool for cls in self.classes))
 
     def queued_for(self, backend: BackendState) -> int:
-        """Waiting jobs that the backend could serve."""
-        bit = backend.bit
-        return sum(cls.queued for cls in self.classes if cls.everything & bit)
+        """Waiting jobs that the backend could serve; while it is out of service only those that
+        wait for it, since no other is in service (as R16 counts)."""
+        waiting = [cls for cls in self.classes if cls.everything & backend.bit]
+        if not backend.spec.in_service:
+            waiting = [
+                cls for cls in waiting if not any(o.backend.spec.in_service for o in cls.offers)
+            ]
+        return sum(cls.queued for cls in waiting)
 
 
 def _is_due(entry: Deadline) -> bool:

@@ -127,7 +127,7 @@ def test_when_all_are_busy_the_job_waits() -> None:
     assert bench.pump() == [ticket]
 
 
-@pytest.mark.parametrize("values", [{"enabled": False}, {"draining": True}])
+@pytest.mark.parametrize("values", [{"enabled": False}, {"draining": True}, {"paused": True}])
 def test_jobs_for_a_backend_out_of_service_wait(values: dict[str, bool]) -> None:
     bench = Bench([user(1)], [backend(1, **values)])
     ticket = bench.submit(1)

@@ -69,6 +69,31 @@ def test_an_idle_scheduler_has_nothing_to_show() -> None:
     assert bench.core.next_event(bench.now) is None
 
 
+def test_a_paused_backend_drains_what_it_has_and_is_then_as_good_as_disabled() -> None:
+    bench = Bench([user(1)], [backend(1, 1), backend(2, 1)])
+    leases = [bench.serve(1), bench.serve(1)]
+    bench.backends = [backend(1, 1, paused=True), backend(2, 1)]
+    bench.configure()
+    assert bench.state_of(1).state == "draining"
+    for lease in leases:
+        bench.settle(lease)
+    assert bench.state_of(1).state == "disabled"
+    assert bench.serve(1).decision.constraints == {1: {"enabled": "is paused"}}
+
+
+def test_who_can_be_served_elsewhere_does_not_wait_for_a_backend_out_of_service() -> None:
+    bench = Bench([user(1)], [backend(1, 1, ["a", "b"]), backend(2, 1, ["a"])])
+    bench.serve(1, "b")
+    bench.serve(1, "a")
+    for model_name in ("a", "a", "b"):
+        bench.submit(1, model_name)
+    bench.pump()
+    assert [bench.state_of(i).queued for i in (1, 2)] == [3, 2]
+    bench.backends[0] = backend(1, 1, ["a", "b"], enabled=False)
+    bench.configure()
+    assert [bench.state_of(i).queued for i in (1, 2)] == [1, 2]
+
+
 def test_a_backend_shows_its_slots_and_who_waits_for_it() -> None:
     bench = Bench([user(1)], [backend(1, 1, ["a"]), backend(2, 1, ["a", "b"])])
     for model_name in ("a", "b"):
