@@ -55,6 +55,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     if request.user.has_perm("accounts.view_group"):
         cluster.append({"title": "History", "icon": "history", "link": reverse("admin:history")})
     if request.user.has_perm("scheduler.view_decision"):
+        cluster.append({"title": "Reports", "icon": "bar_chart", "link": reverse("admin:reports")})
         queue = {"title": "Queue", "icon": "hourglass_top", "link": reverse("admin:queue")}
         cluster.insert(0, queue)
     if request.user.has_perm("scheduler.view_whatif"):

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 
-from mindrouter.api import cluster, people
+from mindrouter.api import cluster, people, reports
 from mindrouter.api.docs import Docs
 from mindrouter.api.queue import QueueViewSet
 from mindrouter.api.site_settings import SettingsHistory, SettingsView
@@ -42,6 +42,9 @@ urlpatterns = [
     *router.urls,
     path("settings", SettingsView.as_view(), name="api-settings"),
     path("settings/history", SettingsHistory.as_view(), name="api-settings-history"),
+    path("reports/groups", reports.GroupReport.as_view(), name="api-report-groups"),
+    path("reports/users", reports.UserReport.as_view(), name="api-report-users"),
+    path("reports/causes", reports.CausesReport.as_view(), name="api-report-causes"),
     path("docs/", Docs.as_view(), name="api-docs"),
     re_path(r"^(?P<rest>.*)$", NoSuchAddress.as_view()),
 ]

@@ -3,7 +3,7 @@
 from django.contrib import admin
 from django.urls import path
 
-from scheduler.pages import decisions, groups, history, overview, queue, what_if
+from scheduler.pages import decisions, groups, history, overview, queue, reports, what_if
 
 view = admin.site.admin_view
 
@@ -22,6 +22,8 @@ urlpatterns = [
     path("what-if/<int:pk>/progress/", view(what_if.progress), name="what_if_progress"),
     path("what-if/<int:pk>/save/", view(what_if.save), name="what_if_save"),
     path("what-if/<int:pk>/delete/", view(what_if.delete), name="what_if_delete"),
+    path("reports/", view(reports.report), name="reports"),
+    path("reports/<str:what>.<str:form>", view(reports.export), name="report_export"),
     path("history/", view(history.history), name="history"),
     path("history/<str:kind>/<int:history_id>/", view(history.revert), name="history_revert"),
     path("decisions/", view(decisions.decisions), name="decisions"),

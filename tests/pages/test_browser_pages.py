@@ -22,6 +22,7 @@ OWN_PAGES = [
     "/admin/queue/",
     "/admin/what-if/",
     "/admin/history/",
+    "/admin/reports/",
     "/admin/decisions/req-1/",
 ]
 DJANGO_PAGES = [
