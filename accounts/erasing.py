@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from accounts.models import LAST_SUPERUSER, ApiKey, Role, User, is_last_superuser
+from accounts.models import LAST_SUPERUSER, ApiKey, Boost, Role, User, is_last_superuser
 
 #: Rows of requests that are rewritten in one transaction, so that the log is never locked for long.
 BATCH = 500
@@ -66,17 +66,19 @@ def _erase_account(user: User, reason: str) -> None:
     user.set_unusable_password()
     user._change_reason = reason  # type: ignore[attr-defined]
     user.save()
-    for key in user.api_keys.all():
-        key._change_reason = reason  # type: ignore[attr-defined]
-        key.delete()
+    for row in (*user.api_keys.all(), *user.boosts.all()):
+        row._change_reason = reason  # type: ignore[union-attr]
+        row.delete()
 
 
 def _erase_history(user: User) -> None:
-    """Of the user and of the keys: what was changed and by whom stays, without the person."""
+    """Of user, keys and boosts: what was changed and by whom stays, without the person."""
     past: Any = User.history.filter(id=user.pk)
     past.update(username=user.username, first_name="", last_name="", email="")
     keys: Any = ApiKey.history.filter(user_id=user.pk)
     keys.update(name=_ERASED, prefix="")
+    boosts: Any = Boost.history.filter(user_id=user.pk)
+    boosts.update(name=_ERASED, reason="")
 
 
 def _erase_traces(user: User, names: Iterable[str]) -> None:

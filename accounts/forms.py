@@ -10,7 +10,7 @@ from django import forms
 from unfold.widgets import UnfoldAdminFileFieldWidget
 
 from accounts.importing import MOST_BYTES, decode
-from accounts.models import MAX_WEIGHT, Group, Quota
+from accounts.models import MAX_WEIGHT, Boost, Group, Quota, User
 
 #: Styled by mindrouter/static/mindrouter/pages.css.
 INPUT_CLASS = "mr-input"
@@ -19,9 +19,9 @@ INPUT_CLASS = "mr-input"
 class WeightField(forms.DecimalField):
     """A share weight: 0 to 1e9, or empty. Shown without the zeros that the database keeps."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, required: bool = False, **options: Any) -> None:
         super().__init__(
-            required=False,
+            required=required,
             min_value=0,
             max_value=MAX_WEIGHT,
             max_digits=16,
@@ -85,6 +85,40 @@ class QuotaForm(forms.ModelForm[Quota]):
     class Meta:
         model = Quota
         fields = "__all__"  # noqa: DJ007  the admin's fieldsets name them
+
+
+class BoostForm(forms.ModelForm[Boost]):
+    """A timed boost. The user is named in words: a list of thousands would need a script."""
+
+    factor = WeightField(required=True, help_text=Boost._meta.get_field("factor").help_text)
+    username = forms.CharField(
+        required=False,
+        max_length=150,
+        widget=forms.TextInput({"class": INPUT_CLASS}),
+        help_text="Either a group, or the name of one user.",
+    )
+
+    class Meta:
+        model = Boost
+        fields: ClassVar = ["name", "group", "factor", "starts_at", "ends_at", "reason"]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.instance.user is not None:
+            self.initial.setdefault("username", self.instance.user.username)
+
+    def clean_username(self) -> User | None:
+        name = self.cleaned_data["username"]
+        found = User.objects.filter(username=name).first() if name else None
+        if name and found is None:
+            raise forms.ValidationError("There is no such user.")
+        return found
+
+    def _post_clean(self) -> None:
+        # Before the model's own check, which looks at whose it is.
+        if "username" in self.cleaned_data:
+            self.instance.user = self.cleaned_data["username"]
+        super()._post_clean()  # type: ignore[misc]
 
 
 class GroupBasicsForm(forms.ModelForm[Group]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, ClassVar, Self
 
@@ -27,10 +28,8 @@ def weight_field(**options: Any) -> models.DecimalField[Any, Any]:
     return models.DecimalField(
         max_digits=16,
         decimal_places=6,
-        null=True,
-        blank=True,
         validators=[MinValueValidator(0), MaxValueValidator(MAX_WEIGHT)],
-        **options,
+        **{"null": True, "blank": True} | options,
     )
 
 
@@ -187,6 +186,12 @@ def _keep_a_superuser(instance: User, **_: Any) -> None:
             raise ProtectedError(LAST_SUPERUSER, {instance})
 
 
+class BoostState(models.TextChoices):
+    COMING = "coming"
+    IN_FORCE = "in force"
+    OVER = "over"
+
+
 class Quota(Limits):
     """What differs for one user from the group's defaults. At most one per user."""
 
@@ -201,6 +206,77 @@ class Quota(Limits):
 
     def __str__(self) -> str:
         return f"quota of {self.user}"
+
+
+class Boost(models.Model):
+    """A factor on a group's or one user's weight, from a time until another (R17).
+
+    It is in force by the time of day alone: nothing is written when it begins or ends.
+    """
+
+    name = models.CharField(max_length=100, unique=True, help_text="For example: class project.")
+    group = models.ForeignKey(
+        Group, on_delete=models.CASCADE, null=True, blank=True, related_name="boosts"
+    )
+    user = models.ForeignKey(
+        User, on_delete=models.CASCADE, null=True, blank=True, related_name="boosts"
+    )
+    factor = weight_field(
+        null=False,
+        blank=False,
+        help_text="The weight is multiplied by it. 0: served only when nobody else can use the "
+        "slot.",
+    )
+    starts_at = models.DateTimeField("from", default=timezone.now)
+    ends_at = models.DateTimeField("until")
+    reason = models.CharField(max_length=200, blank=True)
+    made_by = models.ForeignKey(
+        User, on_delete=models.SET_NULL, null=True, editable=False, related_name="+"
+    )
+    history = HistoricalRecords()
+
+    class Meta:
+        ordering: ClassVar = ["-ends_at", "name"]
+        constraints: ClassVar = [
+            weight_constraint("factor", "boost_factor_in_range"),
+            models.CheckConstraint(
+                condition=Q(group__isnull=False, user__isnull=True)
+                | Q(group__isnull=True, user__isnull=False),
+                name="boost_of_a_group_or_a_user",
+            ),
+            models.CheckConstraint(
+                condition=Q(ends_at__gte=models.F("starts_at")), name="boost_ends_after_its_start"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        super().clean()
+        if (self.group_id is None) == (self.user_id is None):
+            raise ValidationError({"group": "A boost is of either a group or one user."})
+        if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
+            raise ValidationError({"ends_at": "It must end after it begins."})
+
+    @property
+    def whose(self) -> str:
+        return f"group {self.group}" if self.group_id is not None else f"user {self.user}"
+
+    def state(self, now: datetime) -> BoostState:
+        if now < self.starts_at:
+            return BoostState.COMING
+        return BoostState.IN_FORCE if now < self.ends_at else BoostState.OVER
+
+    def end(self, now: datetime, reason: str) -> None:
+        """End it at once; one that has not begun is deleted, one that is over stays as it was."""
+        self._change_reason = reason
+        state = self.state(now)
+        if state == BoostState.COMING:
+            self.delete()
+        elif state == BoostState.IN_FORCE:
+            self.ends_at = now
+            self.save(update_fields=["ends_at"])
 
 
 def hash_key(key: str) -> str:

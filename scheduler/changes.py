@@ -12,9 +12,10 @@ from typing import Any
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, transaction
 from django.db.models import OuterRef, Subquery
+from django.utils import timezone
 
 from accounts.forms import weight_text
-from accounts.models import ApiKey, Group, Quota, User
+from accounts.models import ApiKey, Boost, Group, Quota, User
 from backends.models import Alias, Backend, ModelStrategy, Node
 from scheduler.models import SiteSettings
 
@@ -24,6 +25,7 @@ TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
     "user": (User, "username"),
     "quota": (Quota, "user"),
     "key": (ApiKey, "name"),
+    "boost": (Boost, "name"),
     "backend": (Backend, "name"),
     "node": (Node, "name"),
     "alias": (Alias, "name"),
@@ -168,6 +170,8 @@ def _shown(row: Any, column: Any) -> str:
         return weight_text(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return f"{timezone.localtime(value):%Y-%m-%d %H:%M:%S %Z}"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

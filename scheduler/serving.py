@@ -257,7 +257,12 @@ class Serving(ABC):
         """Leave the scheduler, after the background work has ended."""
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._watch_configuration(), self._announce_records(), self._sync_records()]
+        return [
+            self._watch_configuration(),
+            self._follow_the_clock(),
+            self._announce_records(),
+            self._sync_records(),
+        ]
 
     # ---- a job's way
 
@@ -376,6 +381,14 @@ class Serving(ABC):
                 self._adopt(snapshot, now)
             self._observe(telemetry, now)
             await self._polled(now)
+
+    async def _follow_the_clock(self) -> None:
+        """Boosts begin and end by the time of day, whether the database answers or not."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            snapshot = self.snapshot.at(time.time())
+            if snapshot is not self.snapshot:
+                self._adopt(snapshot, time.monotonic())
 
     def _database_is(self, *, away: bool, error: Exception | None = None) -> None:
         if away != self.database_away:

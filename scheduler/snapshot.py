@@ -6,18 +6,21 @@ changed. Polled status is read apart from it, each second, since it changes all 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
 
-from accounts.models import ApiKey, Group, User
+from accounts.models import ApiKey, Boost, Group, User
 from backends.catalog import effective_engine, models_by_name, polled
 from backends.models import Alias, Backend, BackendStatus, ModelStrategy
 from backends.upstream import Origin
+from scheduler.core.boosts import TimedFactor, boosted
 from scheduler.core.jobs import (
     CAPABILITIES,
     BackendSpec,
@@ -29,6 +32,8 @@ from scheduler.core.jobs import (
 from scheduler.core.tunables import Tunables
 from scheduler.core.weights import effective_weight
 from scheduler.models import ConfigurationVersion, SiteSettings
+
+_BOOSTS_KEPT = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,9 @@ class Snapshot:
     version: int = 0
     keys: Mapping[str, Key] = field(default_factory=dict)  # by SHA-256, hex
     users: Mapping[int, UserSpec] = field(default_factory=dict)
+    unboosted: Mapping[int, UserSpec] = field(default_factory=dict)
+    boosts: tuple[TimedFactor, ...] = ()  # also those to come, and those just over
+    boosts_in_force: tuple[TimedFactor, ...] = ()  # in ``users``
     allowed_models: Mapping[int, frozenset[str]] = field(default_factory=dict)  # by user
     backends: tuple[BackendSpec, ...] = ()
     endpoints: Mapping[int, Endpoint] = field(default_factory=dict)
@@ -83,6 +91,14 @@ class Snapshot:
     keepalive_after: float = 10.0
     max_body_bytes: int = 32 * 1024 * 1024
     open_to: Key | None = None  # who Ollama's clients without a key are; None: nobody
+
+    def at(self, wall: float) -> Snapshot:
+        """The same with the boosts of that moment, epoch seconds; itself if nothing changes."""
+        in_force = tuple(one for one in self.boosts if one.in_force(wall))
+        if in_force == self.boosts_in_force:
+            return self
+        users = {key: boosted(spec, in_force) for key, spec in self.unboosted.items()}
+        return replace(self, users=users, boosts_in_force=in_force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ def load_snapshot() -> Snapshot:
         version = configuration_version()
         snapshot = _load_snapshot(version)
         if configuration_version() == version:
-            return snapshot
+            return snapshot.at(time.time())
 
 
 def _load_snapshot(version: int) -> Snapshot:
@@ -122,6 +138,8 @@ def _load_snapshot(version: int) -> Snapshot:
         version=version,
         keys=_load_keys(),
         users=users,
+        unboosted=users,
+        boosts=load_boosts(),
         allowed_models=allowed_models,
         backends=backends,
         endpoints=endpoints,
@@ -193,6 +211,22 @@ def _load_users() -> tuple[dict[int, UserSpec], dict[int, frozenset[str]]]:
         if user.group is not None and user.group.allowed_models is not None:
             allowed[user.pk] = frozenset(user.group.allowed_models)
     return specs, allowed
+
+
+def load_boosts() -> tuple[TimedFactor, ...]:
+    """Those in force and to come, and the latest that are over: a clock may be set back."""
+    rows = Boost.objects.filter(ends_at__gt=timezone.now() - _BOOSTS_KEPT).order_by("starts_at")
+    return tuple(
+        TimedFactor(
+            name=row.name,
+            factor=float(row.factor),
+            starts_at=row.starts_at.timestamp(),
+            ends_at=row.ends_at.timestamp(),
+            group_id=row.group_id,
+            user_id=row.user_id,
+        )
+        for row in rows
+    )
 
 
 def fallback_weights() -> dict[str, float]:

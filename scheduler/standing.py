@@ -9,14 +9,16 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import Count, Q
+from django.utils import timezone
 
 from accounts.models import Group
 from backends.models import Backend
+from scheduler.core.boosts import TimedFactor, multiplied
 from scheduler.core.views import ShareView
 from scheduler.core.weights import effective_weight
 from scheduler.models import SiteSettings
 from scheduler.serving import LiveView
-from scheduler.snapshot import fallback_weights, setting_name
+from scheduler.snapshot import fallback_weights, load_boosts, setting_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,9 @@ class GroupFigures:
 
     group_id: int | None  # None: the users without a group
     name: str
-    weight: float  # in force: the group's own, or R13's fallback
+    weight: float  # in force: the group's own, or R13's fallback, times its boosts (R17)
+    own_weight: float  # without boosts
+    boosts: tuple[TimedFactor, ...]  # in force
     weight_is_fallback: bool
     members: int
     active_members: int | None  # users with waiting or running requests; None: no live figures
@@ -109,7 +113,7 @@ def overview(view: LiveView | None) -> Overview:
 def group_figures(view: LiveView | None) -> list[GroupFigures]:
     """Every group by name, then the users without one if any is active.
 
-    Two queries, however many groups and users there are.
+    Three queries, however many groups and users there are.
     """
     groups = Group.objects.annotate(
         member_count=Count("members", filter=Q(members__is_active=True))
@@ -117,7 +121,12 @@ def group_figures(view: LiveView | None) -> list[GroupFigures]:
     ids = {group.name: group.pk for group in groups}
     activity = {} if view is None else _activity_by_group(view.shares, ids)
     mode = share_mode()
-    weights = {group.pk: _weight_in_force(group) for group in groups}
+    boosts = boosts_by_group()
+    own = {group.pk: _own_weight(group) for group in groups}
+    weights = {
+        key: multiplied(weight, [one.factor for one in boosts.get(key, ())])
+        for key, weight in own.items()
+    }
     entitled_all = _fractions(weights)
     entitled_now = _entitled_now(activity, weights, mode)
     tokens = _fractions({key: one.recent_tokens for key, one in activity.items()})
@@ -132,6 +141,8 @@ def group_figures(view: LiveView | None) -> list[GroupFigures]:
             group_id=key,
             name=name,
             weight=weights.get(key, 0.0) if key is not None else activity[None].weight,
+            own_weight=own.get(key, 0.0) if key is not None else activity[None].weight,
+            boosts=boosts.get(key, ()) if key is not None else (),
             weight_is_fallback=is_fallback,
             members=members,
             entitled_all=entitled_all.get(key),
@@ -143,7 +154,17 @@ def group_figures(view: LiveView | None) -> list[GroupFigures]:
     ]
 
 
-def _weight_in_force(group: Group) -> float:
+def boosts_by_group() -> dict[int, tuple[TimedFactor, ...]]:
+    """{group id: its boosts that are in force}"""
+    now = timezone.now().timestamp()
+    found: dict[int, tuple[TimedFactor, ...]] = {}
+    for one in load_boosts():
+        if one.group_id is not None and one.in_force(now):
+            found[one.group_id] = (*found.get(one.group_id, ()), one)
+    return found
+
+
+def _own_weight(group: Group) -> float:
     own = group.scheduler_weight
     return effective_weight(
         override=None,

@@ -18,6 +18,7 @@ CONFIGURATION_TABLES = (
     "accounts_user",
     "accounts_quota",
     "accounts_apikey",
+    "accounts_boost",
     "backends_node",
     "backends_backend",
     "backends_backendmodel",

@@ -164,8 +164,8 @@ def _model(decision: Decision, snapshot: Snapshot) -> str:
 
 
 def scenario(snapshot: Snapshot, since: datetime, until: datetime) -> Scenario:
-    """Today's configuration, with the users of the period who have gone since."""
-    users = dict(snapshot.users)
+    """Today's configuration without boosts, with the users of the period who have gone since."""
+    users = dict(snapshot.unboosted)
     seen = (
         traffic(since, until)
         .order_by()

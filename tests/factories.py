@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from accounts.models import ApiKey, Group, Quota, User
+from django.utils import timezone
+
+from accounts.models import ApiKey, Boost, Group, Quota, User
 from backends.models import Backend, BackendModel
 from scheduler.core.tickets import Decision as Choice
 from scheduler.models import Decision
@@ -35,6 +37,17 @@ def make_admin(username: str = "", **fields: Any) -> User:
 
 def make_quota(user: User, **fields: Any) -> Quota:
     return Quota.objects.create(user=user, **fields)
+
+
+def make_boost(**fields: Any) -> Boost:
+    """A boost of ``group`` or ``user``: twice the weight for an hour from now."""
+    start = fields.setdefault("starts_at", timezone.now())
+    defaults = {
+        "name": f"boost-{next(_numbers)}",
+        "factor": 2,
+        "ends_at": start + timedelta(hours=1),
+    }
+    return Boost.objects.create(**(defaults | fields))
 
 
 def make_api_key(user: User, key: str = "", **fields: Any) -> str:

@@ -1,11 +1,11 @@
-"""Admin pages on groups, users, quotas and API keys."""
+"""Admin pages on groups, users, quotas, API keys and boosts."""
 
 from django.apps import apps
 from django.contrib import admin
 
-from accounts.admin import groups, keys, users
+from accounts.admin import boosts, groups, keys, users
 
-__all__ = ["groups", "keys", "users"]
+__all__ = ["boosts", "groups", "keys", "users"]
 
 # The project has its own groups; Django's would only confuse.
 admin.site.unregister(apps.get_model("auth", "Group"))

@@ -12,12 +12,13 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from accounts.models import ApiKey, Group, Quota, Role, User
+from accounts.models import ApiKey, Boost, Group, Quota, Role, User
 from mindrouter.api.fields import REASON, TextField
 from mindrouter.api.listing import query_class
 from mindrouter.api.resources import HistoryMixin, RowViewSet
 from mindrouter.api.serializers import (
     ApiKeySerializer,
+    BoostSerializer,
     GroupSerializer,
     NewApiKeySerializer,
     QuotaSerializer,
@@ -84,6 +85,21 @@ class QuotaViewSet(HistoryMixin, RowViewSet[Quota]):
         filters={"user": _name(), "group": _name()},
     )
     columns: ClassVar = {"user": "user__username", "group": "user__group__name"}
+
+
+class BoostViewSet(HistoryMixin, RowViewSet[Boost]):
+    """Timed boosts: factors on the weight of a group or a user. Set `ends_at` to end one early."""
+
+    model = Boost
+    serializer_class = BoostSerializer
+    queryset = Boost.objects.select_related("group", "user", "made_by").order_by("ends_at", "name")
+    query = query_class(
+        "Boost",
+        orders=("name", "starts_at", "ends_at", "factor"),
+        search=("name", "reason", "group__name", "user__username"),
+        filters={"name": _name(), "group": _name(), "user": _name()},
+    )
+    columns: ClassVar = {"group": "group__name", "user": "user__username"}
 
 
 @extend_schema_view(create=extend_schema(responses={201: NewApiKeySerializer}))

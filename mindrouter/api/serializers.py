@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError as ModelValidationError
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from accounts.models import ApiKey, Group, Quota, User
+from accounts.models import ApiKey, Boost, BoostState, Group, Quota, User
 from backends.models import (
     Alias,
     Backend,
@@ -108,6 +110,29 @@ class QuotaSerializer(RowSerializer[Quota]):
     class Meta:
         model = Quota
         fields = ("id", *columns(Quota))
+
+
+class BoostSerializer(RowSerializer[Boost]):
+    group = _by_name(Group.objects, required=False, allow_null=True, help_text="A group's name.")
+    user = _by_name(
+        User.objects, "username", required=False, allow_null=True, help_text="Or a username."
+    )
+    made_by = serializers.SlugRelatedField(slug_field="username", read_only=True, allow_null=True)
+    state = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Boost
+        fields = ("id", *columns(Boost), "made_by", "state")
+
+    def _with(self, attrs: dict[str, Any]) -> Boost:
+        row = super()._with(attrs)
+        if not row.pk:
+            row.made_by = self.context["request"].user
+        return row
+
+    @extend_schema_field(serializers.ChoiceField(choices=BoostState.choices))
+    def get_state(self, boost: Boost) -> str:
+        return boost.state(timezone.now()).value
 
 
 class ApiKeySerializer(RowSerializer[ApiKey]):

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import models
 
-from accounts.models import ApiKey, Group, Quota, User
+from accounts.models import ApiKey, Boost, Group, Quota, User
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
 from scheduler.core.jobs import CAPABILITIES
 
@@ -91,6 +91,14 @@ SECTIONS = (
         fields=("enabled", "expires_at", "may_name_end_user"),
         references={"user": "users"},
         secrets=("key",),
+    ),
+    Section(
+        name="boosts",
+        noun="boost",
+        model=Boost,
+        key=("name",),
+        fields=("factor", "starts_at", "ends_at", "reason"),
+        references={"group": "groups", "user": "users"},
     ),
     Section(
         name="nodes",

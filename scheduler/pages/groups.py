@@ -9,12 +9,13 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
+from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from accounts.forms import GroupRowForm, NewGroupForm, weight_text
-from accounts.models import Group
+from accounts.models import Boost, Group
 from scheduler import services, standing
 
 _REASON_LENGTH = 100  # of the history's column
@@ -56,6 +57,16 @@ def group_figures(request: HttpRequest) -> HttpResponse:
     _require(request, "accounts.view_group")
     context = {"live": (view := services.live()), "figures": standing.group_figures(view)}
     return TemplateResponse(request, "pages/_group_figures.html", {**context, "oob": True})
+
+
+@require_POST
+def end_boost(request: HttpRequest, pk: int) -> HttpResponse:
+    """Ends a boost now; one that has not begun is taken away."""
+    _require(request, "accounts.change_boost")
+    boost = get_object_or_404(Boost, pk=pk)
+    boost.end(timezone.now(), "ended early")
+    messages.success(request, f"The boost {boost.name} is over.")
+    return redirect("admin:groups")
 
 
 def _require(request: HttpRequest, permission: str) -> None:
@@ -123,5 +134,13 @@ def _page(
         "mode": standing.share_mode(),
         "new": new or NewGroupForm(),
         "may_edit": request.user.has_perm("accounts.change_group"),
+        "boosts": _boosts(),
     }
     return TemplateResponse(request, "pages/groups.html", context)
+
+
+def _boosts() -> list[tuple[Boost, str]]:
+    """(boost, state) of those in force and to come, in the order of their ends."""
+    now = timezone.now()
+    rows = Boost.objects.filter(ends_at__gt=now).select_related("group", "user", "made_by")
+    return [(one, one.state(now).value) for one in rows.order_by("ends_at", "name")]

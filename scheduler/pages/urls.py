@@ -13,6 +13,7 @@ urlpatterns = [
     path("groups/", view(groups.groups), name="groups"),
     path("groups/add/", view(groups.add_group), name="group_add"),
     path("groups/figures/", view(groups.group_figures), name="group_figures"),
+    path("groups/boosts/<int:pk>/end/", view(groups.end_boost), name="boost_end"),
     path("queue/", view(queue.queue), name="queue"),
     path("queue/rows/", view(queue.rows), name="queue_rows"),
     path("queue/cancel/", view(queue.cancel), name="queue_cancel"),

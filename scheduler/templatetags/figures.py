@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 
 from django import template
 from django.utils import timezone
 
+from accounts.forms import weight_text
 from scheduler.explain import NO_BREAK, NOTHING, duration
 
 register = template.Library()
@@ -60,3 +62,17 @@ def percent_value(fraction: float | None) -> str:
 def gib(mib: float | None) -> str:
     """24576 MiB as "24 GiB"."""
     return NOTHING if mib is None else f"{mib / 1024:.1f}".removesuffix(".0") + NO_BREAK + "GiB"
+
+
+@register.filter
+def weight(value: Decimal | float | None) -> str:
+    """3.500000 as "3.5"."""
+    return weight_text(value) or NOTHING
+
+
+@register.filter
+def moment(at: float | datetime) -> str:
+    """Epoch seconds as "Fri 4 Dec 18:00 UTC", in the viewer's zone."""
+    at = datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) else at
+    local = timezone.localtime(at)
+    return f"{local:%a} {local.day} {local:%b %H:%M %Z}"

@@ -23,6 +23,7 @@ from tests.factories import (
     make_user,
 )
 
+LATER, PAST = "2030-01-01T00:00:00Z", "2020-01-01T00:00:00Z"
 #: {resource: (what makes a row, what changes it)}
 ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "groups": (
@@ -36,6 +37,10 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "quotas": (
         {"user": "ada", "weight_override": 0.5},
         {"token_budget": 9, "budget_period": "day"},
+    ),
+    "boosts": (
+        {"name": "project", "group": "faculty", "factor": 2, "ends_at": LATER},
+        {"group": None, "user": "ada", "factor": 0.5},
     ),
     "api-keys": ({"user": "ada", "name": "desktop"}, {"enabled": False}),
     "backends": (
@@ -208,6 +213,9 @@ def problem(answer: Any, status: int = 400) -> dict[str, str]:
         ("users", {"username": "bob", "group": "nobody"}, "group"),
         ("users", {"username": "a b"}, "username"),
         ("users", {"username": "bob", "role": "king"}, "role"),
+        ("boosts", {"name": "x", "group": "faculty", "factor": -1, "ends_at": LATER}, "factor"),
+        ("boosts", {"name": "x", "group": "faculty", "factor": 2, "ends_at": PAST}, "ends_at"),
+        ("boosts", {"name": "x", "factor": 2, "ends_at": LATER}, "group"),
         ("backends", {"name": "x", "base_url": "http://169.254.169.254"}, "base_url"),
         ("backends", {"name": "x", "base_url": "http://u:p@gpu-1"}, "base_url"),
         ("backends", {"name": "x", "base_url": "http://b", "priority": 1e7}, "priority"),

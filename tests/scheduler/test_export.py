@@ -118,6 +118,7 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
                 "may_name_end_user": False,
             }
         ],
+        "boosts": [],
         "nodes": [],
         "aliases": [],
         "strategies": [],
@@ -206,6 +207,9 @@ models = some(
 )
 
 
+EARLY, LATE = datetime(1990, 1, 1), datetime(2050, 1, 1)  # noqa: DTZ001  the strategy adds it
+
+
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """Files that refer only to what they make."""
@@ -248,6 +252,21 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
                 ),
                 "key",
             ).filter(lambda keys: len({(k["user"], k["name"]) for k in keys}) == len(keys))
+        ),
+        "boosts": draw(
+            lists(
+                st.fixed_dictionaries(
+                    {
+                        "name": names,
+                        "user": owners,
+                        "factor": weights.filter(lambda factor: factor is not None),
+                        "starts_at": st.datetimes(EARLY, LATE, timezones=st.just(UTC)),
+                        "ends_at": st.just(LATE.replace(year=2051, tzinfo=UTC)),
+                    },
+                    optional={"reason": texts},
+                ),
+                "name",
+            )
         ),
         "backends": draw(
             lists(

@@ -9,7 +9,7 @@ import pytest
 from django.apps import apps
 from django.db import connection, models
 
-from accounts.models import ApiKey, Group, Quota, User
+from accounts.models import ApiKey, Boost, Group, Quota, User
 from backends.models import (
     Alias,
     Backend,
@@ -20,7 +20,7 @@ from backends.models import (
 )
 from scheduler.models import ConfigurationVersion, SiteSettings
 from scheduler.triggers import CONFIGURATION_TABLES, install_triggers
-from tests.factories import make_api_key, make_backend, make_decision, make_user
+from tests.factories import make_api_key, make_backend, make_boost, make_decision, make_user
 
 pytestmark = pytest.mark.django_db
 
@@ -44,6 +44,7 @@ def one_of_each() -> dict[type[models.Model], models.Model]:
         User: user,
         Quota: Quota.objects.create(user=user),
         ApiKey: ApiKey.objects.get(),
+        Boost: make_boost(user=user),
         Node: Node.objects.create(name="n"),
         Backend: backend,
         BackendModel: backend.models.get(),
@@ -59,6 +60,7 @@ COLUMNS: dict[type[models.Model], tuple[str, Any]] = {
     User: ("is_active", False),
     Quota: ("max_queued", 1),
     ApiKey: ("enabled", False),
+    Boost: ("factor", 3),
     Node: ("telemetry_url", "http://gpu-1:9400/metrics"),
     Backend: ("enabled", False),
     BackendModel: ("vision", True),
