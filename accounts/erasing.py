@@ -66,8 +66,9 @@ def _erase_account(user: User, reason: str) -> None:
     user.set_unusable_password()
     user._change_reason = reason  # type: ignore[attr-defined]
     user.save()
-    for row in (*user.api_keys.all(), *user.boosts.all()):
-        row._change_reason = reason  # type: ignore[union-attr]
+    rows: list[Any] = [*user.api_keys.all(), *user.boosts.all()]
+    for row in rows:
+        row._change_reason = reason
         row.delete()
 
 

@@ -256,7 +256,9 @@ class Boost(models.Model):
         super().clean()
         if (self.group_id is None) == (self.user_id is None):
             raise ValidationError({"group": "A boost is of either a group or one user."})
-        if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
+        # Either is None where a form could not read it.
+        times: tuple[datetime | None, datetime | None] = (self.starts_at, self.ends_at)
+        if None not in times and self.ends_at <= self.starts_at:
             raise ValidationError({"ends_at": "It must end after it begins."})
 
     @property
@@ -270,7 +272,7 @@ class Boost(models.Model):
 
     def end(self, now: datetime, reason: str) -> None:
         """End it at once; one that has not begun is deleted, one that is over stays as it was."""
-        self._change_reason = reason
+        self._change_reason: str | None = reason
         state = self.state(now)
         if state == BoostState.COMING:
             self.delete()

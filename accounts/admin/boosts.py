@@ -39,7 +39,7 @@ class BoostAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
     ) -> None:
         if not change and isinstance(request.user, User):
             obj.made_by = request.user
-        obj._change_reason = obj.reason[:100] or None  # type: ignore[attr-defined]
+        obj._change_reason = obj.reason[:100] or None
         super().save_model(request, obj, form, change)
 
     @admin.action(description="End now", permissions=["change"])

@@ -117,7 +117,9 @@ class BoostSerializer(RowSerializer[Boost]):
     user = _by_name(
         User.objects, "username", required=False, allow_null=True, help_text="Or a username."
     )
-    made_by = serializers.SlugRelatedField(slug_field="username", read_only=True, allow_null=True)
+    made_by: Any = serializers.SlugRelatedField(
+        slug_field="username", read_only=True, allow_null=True
+    )
     state = serializers.SerializerMethodField()
 
     class Meta:
