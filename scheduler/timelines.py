@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.cache import cache
 from django.utils import timezone
 
-from scheduler.changes import Change, changes
+from accounts.forms import weight_text
+from accounts.models import Boost
+from scheduler.changes import Change, changes, may
 from scheduler.charts import Chart, Point, Span, chart
 from scheduler.models import ClusterMinute, ShareMinute
 from scheduler.templatetags.figures import figure, percent, tokens
@@ -26,11 +28,27 @@ _Cluster = list[tuple[float, ...]]
 
 
 def markers(user: Any, hours: int) -> list[tuple[float, str]]:
-    """(epoch seconds, in words) of the changes that ``user`` may read, oldest first."""
+    """(epoch seconds, in words) of the changes that ``user`` may read, and of the beginnings and
+    ends of boosts; oldest first."""
     since = timezone.now() - timedelta(hours=hours)
     rows, _ = changes(user)
     found = [(row.at.timestamp(), _in_words(row)) for row in rows if row.at >= since]
-    return found[::-1]
+    if may(user, "view", Boost):
+        found += _boosts(since)
+    return sorted(found)
+
+
+def _boosts(since: datetime) -> Iterator[tuple[float, str]]:
+    """Those of the period; what is to come has not happened."""
+    now = timezone.now()
+    for one in Boost.objects.filter(starts_at__lte=now, ends_at__gte=since).select_related(
+        "group", "user"
+    ):
+        what = f"boost {one.name}: ×{weight_text(one.factor)} for {one.whose}"
+        if one.starts_at >= since:
+            yield one.starts_at.timestamp(), f"{what} begins"
+        if one.ends_at <= now:
+            yield one.ends_at.timestamp(), f"{what} ends"
 
 
 def _in_words(row: Change) -> str:

@@ -9,7 +9,8 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Boost, Group, Role
-from scheduler.services import group_figures
+from scheduler import timelines
+from scheduler.standing import group_figures
 from tests.factories import make_admin, make_boost, make_group, make_user
 
 pytestmark = pytest.mark.django_db
@@ -117,3 +118,16 @@ def test_only_superusers_end_boosts(client, physics, role):
         page = client.get("/admin/groups/").content.decode()
         assert "End now" not in page
         assert boost.name in page
+
+
+def test_beginnings_and_ends_are_marked_on_the_charts(physics):
+    now = timezone.now()
+    start, end = now - timedelta(minutes=30), now - timedelta(minutes=10)
+    make_boost(name="project", group=physics, factor=2, starts_at=start, ends_at=end)
+    make_boost(name="later", group=physics, starts_at=now + timedelta(minutes=5))
+    marks = timelines.markers(make_admin("root"), hours=1)
+    assert (start.timestamp(), "boost project: ×2 for group physics begins") in marks
+    assert (end.timestamp(), "boost project: ×2 for group physics ends") in marks
+    assert not [text for _, text in marks if "later" in text and "begins" in text]
+    assert marks == sorted(marks)
+    assert timelines.markers(make_user("nobody"), hours=1) == []
