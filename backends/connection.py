@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple, cast
 
+from backends.filepart import FilePart
 from backends.incoming import Incoming
 from backends.response import (
     EndedEarly,
@@ -41,7 +42,7 @@ class Outgoing(NamedTuple):
     """A request, ready to be written, and its time limits in seconds."""
 
     head: bytes
-    body: Sequence[bytes]
+    body: Sequence[bytes | FilePart]
     body_bytes: int
     expects_body: bool  # False for HEAD
     first_byte_timeout: float
@@ -129,7 +130,8 @@ class Connection(asyncio.Protocol):
         self._limit = request.first_byte_timeout
         self._chunk_timeout = request.chunk_timeout
         if request.body_bytes <= SMALL_BODY_BYTES:
-            transport.write(b"".join((request.head, *request.body)))
+            # What lies in a file is never so small.
+            transport.write(b"".join((request.head, *request.body)))  # type: ignore[arg-type]
         else:
             transport.write(request.head)
             self._outgoing = _slices(request.body)
@@ -296,7 +298,11 @@ class Connection(asyncio.Protocol):
     def _pump(self) -> None:
         transport = self._transport
         while self._outgoing is not None and transport is not None and not self._writing_paused:
-            piece = None if transport.is_closing() else next(self._outgoing, None)
+            try:
+                piece = None if transport.is_closing() else next(self._outgoing, None)
+            except OSError as error:
+                self._fail(EndedEarly(f"the request's body cannot be read ({error})"))
+                return
             if piece is None:
                 self._outgoing = None
             else:
@@ -335,8 +341,11 @@ class Connection(asyncio.Protocol):
         return FirstByteTimeout(f"no first byte within {self._limit:g} s")
 
 
-def _slices(parts: Sequence[bytes]) -> Iterator[memoryview]:
+def _slices(parts: Sequence[bytes | FilePart]) -> Iterator[memoryview]:
     for part in parts:
+        if isinstance(part, FilePart):
+            yield from part.pieces(SLICE_BYTES)
+            continue
         view = memoryview(part)
         for start in range(0, len(view), SLICE_BYTES):
             yield view[start : start + SLICE_BYTES]

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from backends.connection import Connection, Outgoing
 from backends.dial import Dialer
+from backends.filepart import FilePart
 from backends.response import (
     ConnectFailed,
     EndedEarly,
@@ -31,6 +32,7 @@ from backends.response import (
 )
 
 __all__ = [
+    "Body",
     "ConnectFailed",
     "Counters",
     "EndedEarly",
@@ -42,6 +44,8 @@ __all__ = [
     "Upstream",
     "UpstreamError",
 ]
+
+Body = bytes | Sequence[bytes | FilePart]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -145,7 +149,7 @@ class Upstream:
         method: bytes,
         path: bytes,
         headers: bytes,
-        body: bytes | Sequence[bytes] = b"",
+        body: Body = b"",
         connect_timeout: float,
         first_byte_timeout: float,
         chunk_timeout: float,
@@ -154,6 +158,7 @@ class Upstream:
 
         `path` begins with a slash and is put behind the origin's prefix; `headers` are ready-made
         lines (`name: value\\r\\n`) without Host, Content-Length, Connection and Accept-Encoding.
+        A part of a body that lies in a file is read when it is sent (of bodies over 64 KiB only).
         Both are trusted to hold no stray line ends. Limits are in seconds;
         `first_byte_timeout` runs from the request's last byte (while a large body is being sent:
         from the latest progress) to the complete head, and goes on to the first byte of the body,

@@ -37,6 +37,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--alias", default="smollm2", help="the name clients ask for")
     parser.add_argument("--embeddings", action="store_true", help="serve /v1/embeddings too")
+    parser.add_argument("--reranking", action="store_true", help="serve /v1/rerank only")
     parser.add_argument("--api-key", help="ask clients for this key")
     parser.add_argument("--sleep", type=int, help="unload the model after so many idle seconds")
     return parser.parse_args()
@@ -61,6 +62,9 @@ def start(options: argparse.Namespace) -> Any:
     if options.embeddings:
         params.embedding = True
         params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    if options.reranking:
+        params.embedding = True
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     if options.api_key:
         params.api_keys = [options.api_key]
     if options.sleep:

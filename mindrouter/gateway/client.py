@@ -97,37 +97,55 @@ class Client:
         Raises: GatewayError (body_too_large, before reading it all; or it stops coming),
         ClientLeftError.
         """
-        declared = self.headers.get(b"content-length", b"")
-        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
-            raise self._too_large(limit)
+        self._check_length(limit)
         if self._wire is not None and (body := self._wire.whole_body()) is not None:
             if len(body) > limit:
                 raise self._too_large(limit)
             return body
+        parts: list[bytes] = []
+
+        async def keep(part: bytes) -> None:
+            parts.append(part)
+
+        await self.pour_body(keep, limit)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def pour_body(self, take: Callable[[bytes], Awaitable[None]], limit: int) -> None:
+        """Give the body to ``take`` part by part, at most ``limit`` bytes of it; no more is read
+        from the client than ``take`` has done with.
+
+        Raises: as ``read_body``, and whatever ``take`` raises.
+        """
+        self._check_length(limit)
         try:
             async with asyncio.timeout(BODY_SECONDS) as patience:
-                return await self._read_parts(limit, patience)
+                await self._pour_parts(take, limit, patience)
         except TimeoutError:
             self.unread = True
             message = "The request's body did not arrive in time."
             raise GatewayError("invalid_request", message, status=408) from None
 
-    async def _read_parts(self, limit: int, patience: asyncio.Timeout) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
+    async def _pour_parts(
+        self, take: Callable[[bytes], Awaitable[None]], limit: int, patience: asyncio.Timeout
+    ) -> None:
+        size, more = 0, True
+        while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.left = True
                 raise ClientLeftError
-            part = message.get("body", b"")
+            part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
             if size > limit:
                 raise self._too_large(limit)
-            if not message.get("more_body", False):
-                return b"".join([*parts, part]) if parts else part
-            parts.append(part)
+            self.unread = more  # should it be refused now
+            await take(part)
             patience.reschedule(asyncio.get_running_loop().time() + BODY_SECONDS)
+
+    def _check_length(self, limit: int) -> None:
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
+            raise self._too_large(limit)
 
     def _too_large(self, limit: int) -> GatewayError:
         self.unread = True

@@ -25,6 +25,8 @@ from mindrouter.gateway.dialects.ollama import models as ollama
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.exchange import Exchange, Operation, error_headers
 from mindrouter.gateway.requests import read_chat, read_completion, read_embeddings
+from mindrouter.gateway.surfaces.exchange import SurfaceExchange
+from mindrouter.gateway.surfaces.table import SURFACES, refuse_json
 from mindrouter.gateway.translating import FormExchange
 from scheduler.core.jobs import ModelSpec
 from scheduler.runtime import Runtime
@@ -42,12 +44,20 @@ OPERATIONS = {
         path: Operation(form.operation, form.path, form.read, form.dialect, form.errors, form)
         for path, form in FORMS.items()
     },
+    **{
+        path: Operation(surface.name, surface.path, surface.read or refuse_json, surface=surface)
+        for path, surface in SURFACES.items()
+    },
 }
 MODELS_PATHS = ("/v1/models", "/anthropic/v1/models")
 _ANTHROPIC_PATHS = {path for path, form in FORMS.items() if form.dialect == "anthropic"}
 REQUESTS_PATH = "/v1/requests/"
 MAX_SHOW_BYTES = 64 * 1024
 HEALTH_PATH = "/healthz"
+#: What else is the gateway's, outside of the APIs' own folders.
+_ROOT_PATHS = frozenset(
+    {HEALTH_PATH, "/v1", "/api", "/anthropic", "/rerank", "/v2/rerank", "/score"}
+)
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON: Headers = [(b"content-type", b"application/json")]
 _EXPOSED = b", ".join(
@@ -66,7 +76,7 @@ _starting = asyncio.Lock()
 
 def serves(path: str) -> bool:
     """Whether a path belongs to the gateway; all others are pages and the management API."""
-    if path.startswith("/v1/") or path in (HEALTH_PATH, "/v1", "/api", "/anthropic"):
+    if path.startswith("/v1/") or path in _ROOT_PATHS:
         return True
     if path.startswith("/api/"):
         return not path.startswith("/api/admin/") and path != "/api/admin"
@@ -190,7 +200,11 @@ async def _serve(client: Client, operation: Operation, request_id: str) -> None:
         record.message, record.ended_at = error.message, time.time()
         runtime.spool.close(record)
         raise
-    kind = Exchange if operation.form is None else FormExchange
+    kind: type[Exchange] = Exchange
+    if operation.form is not None:
+        kind = FormExchange
+    elif operation.surface is not None:
+        kind = SurfaceExchange
     await kind(runtime, client, operation, key, record).run()
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.upstream import Response, UpstreamError
+from backends.upstream import Body, Response, UpstreamError
 from mindrouter.gateway import failures, recording
 from mindrouter.gateway.client import Client, ClientLeftError, Headers
 from mindrouter.gateway.dialects import openai
@@ -24,6 +24,7 @@ from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.relay import BodyRelay, CutShortError, StreamRelay
 from mindrouter.gateway.requests import Asked
+from mindrouter.gateway.surfaces.table import Surface
 from scheduler.core.errors import SchedulerError
 from scheduler.core.jobs import Job, Unit, Usage
 from scheduler.serving import Claim, SeenLease, SeenTicket, Serving
@@ -52,6 +53,7 @@ class Operation:
     dialect: str = openai.NAME  # as recorded
     errors: Errors = OPENAI_ERRORS
     form: Form | None = None  # None: OpenAI's own, which every backend speaks
+    surface: Surface | None = None  # where it makes something else than text
 
 
 class Exchange:
@@ -115,10 +117,7 @@ class Exchange:
     # ---- admission
 
     async def _serve(self) -> None:
-        asked = self.asked = self.operation.read(
-            await self.client.read_body(self.runtime.snapshot.max_body_bytes),
-            self.client.header(b"x-cache-key"),
-        )
+        asked = self.asked = await self._read()
         self.record.model_requested = asked.model
         self.record.stream = asked.stream
         self.record.prompt_tokens = asked.prompt_tokens
@@ -132,6 +131,13 @@ class Exchange:
                 if self.record.ended_at is None:  # not completed
                     self._settle_what_was_used(claim)
                     self._describe(claim)
+
+    async def _read(self) -> Asked:
+        """The request, read to its end. Raises: GatewayError, ClientLeftError."""
+        return self.operation.read(
+            await self.client.read_body(self.runtime.snapshot.max_body_bytes),
+            self.client.header(b"x-cache-key"),
+        )
 
     def _job(self, asked: Asked) -> Job:
         """The scheduler's view of the request. Raises: GatewayError."""
@@ -151,6 +157,7 @@ class Exchange:
             prompt_tokens=asked.prompt_tokens,
             max_tokens=asked.max_tokens,
             cache_key=asked.cache_key,
+            context_tokens=asked.context_tokens,
         )
 
     def _model_of(self, asked: Asked) -> str:
@@ -275,7 +282,7 @@ class Exchange:
             self.record.first_byte_at = self.timeline.wall(time.monotonic())
             return await self._relay(claim, asked, endpoint, response)
 
-    def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, bytes]:
+    def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, Body]:
         """The path and the body that this backend gets."""
         return self.operation.path, asked.body_for(model_name)
 

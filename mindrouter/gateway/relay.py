@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -224,6 +225,7 @@ class BodyRelay:
     """An answer that is one JSON document."""
 
     __slots__ = ("_asked", "_claim", "_endpoint", "_exchange", "_head", "_sent")
+    _read_usage = staticmethod(read_usage)
 
     def __init__(
         self, exchange: Exchange, claim: Claim, asked: Asked, endpoint: Endpoint, head: Headers
@@ -278,7 +280,8 @@ class BodyRelay:
         except UpstreamError as error:
             message = failures.from_exception(error, self._endpoint).error.message
             raise CutShortError(error.reason, message) from error
-        usage = usage_within(tail) or usage_within(start)
+        read = self._read_usage
+        usage = usage_within(tail, read) or usage_within(start, read)
         self._exchange.complete(self._claim, usage or self._estimate(b""))
         await client.end()
 
@@ -313,7 +316,9 @@ def _text_tokens(body: bytes) -> int:
     return sum(estimate_tokens(len(text.encode("utf-8", "replace"))) for text in texts)
 
 
-def usage_within(part: bytes) -> Usage | None:
+def usage_within(
+    part: bytes, read: Callable[[msgspec.Raw], Usage | None] = read_usage
+) -> Usage | None:
     """The usage object in a part of a large answer, or None."""
     start = end = part.rfind(b'"usage"')
     for _ in range(MOST_CLOSINGS if start >= 0 else 0):
@@ -321,5 +326,5 @@ def usage_within(part: bytes) -> Usage | None:
         if end < 0:
             break
         with contextlib.suppress(msgspec.MsgspecError):
-            return read_usage(_decode_answer(b"{" + part[start : end + 1] + b"}").usage)
+            return read(_decode_answer(b"{" + part[start : end + 1] + b"}").usage)
     return None

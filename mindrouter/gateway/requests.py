@@ -71,6 +71,7 @@ class Asked:
     max_tokens: int | None
     cache_key: str | None
     fields: dict[str, msgspec.Raw] = field(repr=False)
+    context_tokens: int | None = None  # as in ``Job``
 
     def body_for(self, model_name: str) -> bytes:
         """The client's body for a backend that calls the model ``model_name``.
@@ -124,10 +125,11 @@ def read_completion(body: bytes, header_cache_key: str | None) -> Asked:
 def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
     """``/v1/embeddings``. Never streams. Raises: GatewayError."""
     fields = read_fields(body)
-    tokens = weigh_input(fields, "input")
+    tokens, longest = weigh_inputs(fields, "input")
     asked = _asked(fields, Needs(embeddings=True), tokens, header_cache_key, None)
     asked.stream = False
     asked.max_tokens = 0
+    asked.context_tokens = longest
     return asked
 
 
@@ -285,21 +287,28 @@ _TOKEN_LIST = re.compile(rb"\[\s*(?:\[\s*)?-?\d")
 
 def weigh_input(fields: dict[str, msgspec.Raw], name: str) -> int:
     """Estimated tokens of a prompt or of embedding inputs: a text, texts, or token numbers."""
+    return weigh_inputs(fields, name)[0]
+
+
+def weigh_inputs(fields: dict[str, msgspec.Raw], name: str) -> tuple[int, int]:
+    """The same, of all together and of the longest."""
     raw = fields.get(name)
     if raw is None or bytes(memoryview(raw)[:4]) == b"null":
         raise GatewayError("invalid_request", f"'{name}' is missing.", param=name)
     view = memoryview(raw)
     if view[0] == _QUOTE:
-        return estimate_tokens(len(view) - 2)
+        tokens = estimate_tokens(len(view) - 2)
+        return tokens, tokens
     if _TOKEN_LIST.match(view):
         rows = decode_field(_number_rows, raw, name, "a text, a list of texts or of token numbers")
-        return sum(rows)
+        return sum(rows), max(rows)
     texts = decode_field(
         lambda r: msgspec.json.decode(r, type=list[str]), raw, name, "a text or a list of texts"
     )
     if not texts:
         raise GatewayError("invalid_request", f"'{name}' is empty.", param=name)
-    return estimate_tokens(sum(len(text.encode()) for text in texts))
+    sizes = [len(text.encode()) for text in texts]
+    return estimate_tokens(sum(sizes)), estimate_tokens(max(sizes))
 
 
 def _number_rows(raw: msgspec.Raw) -> list[int]:

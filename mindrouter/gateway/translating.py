@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from backends.upstream import Response
+from backends.upstream import Body, Response
 from mindrouter.gateway.client import Headers
 from mindrouter.gateway.dialects.form import NDJSON, Form, OwnAnswer
 from mindrouter.gateway.dialects.ollama import forms as ollama
@@ -119,7 +119,7 @@ class FormExchange(Exchange):
             return None
         return await super()._exchange(claim, asked, endpoint, attempt)
 
-    def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, bytes]:
+    def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, Body]:
         if self._native or self._translated is None:
             return self.form.path, asked.body_for(model_name)
         return self._translated.path, self._translated.body_for(model_name)

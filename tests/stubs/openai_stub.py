@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import email.message
+import email.policy
 import json
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from tests.stubs.scripted import ClientGone, Headers, ScriptedStub, StubConnection, StubRequest
 
@@ -38,7 +40,8 @@ class Call:
         self.connection: StubConnection = request.connection
         self.path = request.path
         self.headers = dict(request.headers)
-        self.body: dict[str, Any] = json.loads(request.body)
+        is_form = self.headers.get("content-type", "").startswith("multipart/")
+        self.body: dict[str, Any] = {} if is_form else json.loads(request.body)
         self.at = monotonic()
         self.ended = asyncio.Event()
 
@@ -49,6 +52,15 @@ class Call:
     @property
     def wants_usage(self) -> bool:
         return bool((self.body.get("stream_options") or {}).get("include_usage"))
+
+    @property
+    def form(self) -> dict[str, bytes]:
+        """The parts of a form by name, as another parser than the router's reads them."""
+        head = f"Content-Type: {self.headers['content-type']}\r\n\r\n".encode("latin-1")
+        message = email.message_from_bytes(head + self.request.body, policy=email.policy.HTTP)
+        parts = cast("list[email.message.EmailMessage]", message.get_payload())
+        named = [(part.get_param("name", header="content-disposition"), part) for part in parts]
+        return {str(name): cast("bytes", part.get_payload(decode=True)) for name, part in named}
 
     # ---- answering at once
 

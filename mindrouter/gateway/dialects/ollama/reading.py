@@ -22,7 +22,7 @@ from mindrouter.gateway.requests import (
     read_fields,
     read_model,
     typed_field,
-    weigh_input,
+    weigh_inputs,
 )
 from scheduler.core.jobs import Needs
 
@@ -92,7 +92,7 @@ def read_generate(body: bytes, header_cache_key: str | None) -> Asked:
 def read_embed(body: bytes, header_cache_key: str | None) -> Asked:
     """``/api/embed``. Raises: GatewayError."""
     fields = read_fields(body)
-    return _embedding(fields, weigh_input(fields, "input"), header_cache_key)
+    return _embedding(fields, *weigh_inputs(fields, "input"), header_cache_key)
 
 
 def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
@@ -102,7 +102,7 @@ def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
     if prompt is None:
         raise GatewayError("invalid_request", "'prompt' is missing.", param="prompt")
     tokens = estimate_tokens(len(prompt.encode("utf-8", "replace")))
-    return _embedding(fields, tokens, header_cache_key)
+    return _embedding(fields, tokens, tokens, header_cache_key)
 
 
 def asks_to_load(asked: Asked, prompt_field: str) -> Literal["load", "unload"] | None:
@@ -141,7 +141,9 @@ def _generating(
     )
 
 
-def _embedding(fields: Fields, prompt_tokens: int, header_cache_key: str | None) -> Asked:
+def _embedding(
+    fields: Fields, prompt_tokens: int, longest: int, header_cache_key: str | None
+) -> Asked:
     return Asked(
         model=read_model(fields),
         stream=False,
@@ -151,6 +153,7 @@ def _embedding(fields: Fields, prompt_tokens: int, header_cache_key: str | None)
         max_tokens=0,
         cache_key=header_cache_key,
         fields=fields,
+        context_tokens=longest,
     )
 
 
