@@ -30,6 +30,8 @@ REFUSAL_SECONDS = 5.0
 PATIENCE_SECONDS = 2.0
 BUSY_SECONDS = 1.0
 
+#: What FastAPI says, and so vLLM and SGLang, where they have nothing at an address.
+_NO_SUCH_PATH = "no such path"
 _CONTEXT_WORDS = re.compile(
     r"exceed_context_size|maximum context length|context_length_exceeded|input_tokens",
     re.IGNORECASE,
@@ -94,6 +96,10 @@ async def from_response(response: Response, endpoint: Endpoint) -> Failure:
     if status in (401, 403):
         # It is the router's key that was refused, not the client's.
         error = GatewayError("upstream_error", f"Backend {endpoint.name} refused its key.")
+        return Failure(error, "none", "elsewhere", status)
+    if status == 404 and told.words == _NO_SUCH_PATH:
+        message = f"Backend {endpoint.name} does not serve this address."
+        error = GatewayError("capability_missing", message, status=status)
         return Failure(error, "none", "elsewhere", status)
     code = _client_error_code(status, told)
     return Failure(
@@ -178,6 +184,8 @@ def _read_error(body: bytes) -> _Told:
     else:
         message, param, words = error, None, str(error)
     text = message if isinstance(message, str) else json.dumps(message)
+    if data == {"detail": "Not Found"}:
+        words = _NO_SUCH_PATH
     return _Told(text[:2000], param if isinstance(param, str) else None, words, True)
 
 

@@ -426,6 +426,21 @@ async def test_a_refusal_of_the_routers_own_key_is_not_the_clients_fault(
     assert "sk-backend" not in response.text
 
 
+async def test_a_backend_without_the_address_is_passed_over_and_named_if_there_is_no_other(
+    router: RunningRouter, stub: OpenAIStub, one: int, second: OpenAIStub
+) -> None:
+    """A vLLM that chats has nothing at /v1/embeddings, and may be asked before its first poll."""
+    no_such_path = respond(404, b'{"detail":"Not Found"}', JSON)
+    stub.behaviour = no_such_path
+    response = await router.client.post("/v1/embeddings", json={"model": "m", "input": "a"})
+    assert response.status_code == 200
+    second.behaviour = no_such_path
+    response = await router.client.post("/v1/embeddings", json={"model": "m", "input": "a"})
+    found = error(response, 404, "capability_missing")
+    assert "does not serve this address" in found["message"]
+    assert router.state_of(one) != "failed"
+
+
 ODD_REFUSALS = [
     (b'{"detail":"Not Found"}', JSON),
     (b'{"error":"model is warming up"}', JSON),
