@@ -216,6 +216,7 @@ WHITENOISE_USE_FINDERS = True
 # ---- scheduling (docs/scheduling.md); a value saved on the settings page wins over these
 SCHEDULER_SHARE_MODE = env.str("SCHEDULER_SHARE_MODE", "user")
 SCHEDULER_END_USER_SHARE = env.str("SCHEDULER_END_USER_SHARE", "member")
+SCHEDULER_BACKGROUND_WEIGHT = env_number("SCHEDULER_BACKGROUND_WEIGHT", 1)
 SCHEDULER_QUANTUM = env_number("SCHEDULER_QUANTUM", 1000)
 SCHEDULER_COST_INPUT_TOKEN = env_number("SCHEDULER_COST_INPUT_TOKEN", 1)
 SCHEDULER_COST_OUTPUT_TOKEN = env_number("SCHEDULER_COST_OUTPUT_TOKEN", 1)
@@ -263,6 +264,8 @@ END_USER_HEADERS = env.list(
     "END_USER_HEADERS",
     default=["X-OpenWebUI-User-Id", "X-OpenWebUI-User-Email", "X-OpenWebUI-User-Name"],
 )
+# The header in which it may mark a background call, and say what for.
+BACKGROUND_HEADER = env.str("BACKGROUND_HEADER", "X-OpenWebUI-Task")
 
 # ---- management API
 REST_FRAMEWORK = {

@@ -11,6 +11,7 @@ from django.core.checks import Warning as CheckWarning
 
 #: setting -> (lowest allowed value, may it be None)
 NUMBERS: dict[str, tuple[float, bool]] = {
+    "SCHEDULER_BACKGROUND_WEIGHT": (0, False),
     "SCHEDULER_QUANTUM": (1, False),
     "SCHEDULER_COST_INPUT_TOKEN": (0, False),
     "SCHEDULER_COST_OUTPUT_TOKEN": (0, False),

@@ -36,6 +36,7 @@ class Decision(models.Model):
     key_id = models.BigIntegerField(null=True)
     group = models.CharField(max_length=100, blank=True)
     end_user = models.CharField(max_length=200, blank=True)
+    task = models.CharField(max_length=40, blank=True)  # what a background call is for
     model_requested = models.CharField(max_length=300, blank=True)
     model_served = models.CharField(max_length=300, blank=True)
     dialect = models.CharField(max_length=20)
@@ -273,6 +274,7 @@ class SiteSettings(models.Model):
     end_user_share = models.CharField(
         max_length=6, choices=EndUserShare, null=True, blank=True, help_text="Behind one key (R15)."
     )
+    background_weight = _number("Of background calls, per weight of their user (R15).", 0, 1)
     quantum = _number("Tokens per unit of weight and round (R2).", 1)
     cost_input_token = _number("Price of a prompt token (R1).")
     cost_output_token = _number("Price of an output token (R1).")

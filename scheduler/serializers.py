@@ -7,6 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from accounts.models import User
+from scheduler.core.jobs import end_user_of, is_background_call
 from scheduler.core.views import ShareView
 from scheduler.models import Decision, Outcome
 from scheduler.serving import LiveView
@@ -60,6 +61,7 @@ class DecisionSerializer(serializers.ModelSerializer[Decision]):
             "user",
             "group",
             "end_user",
+            "task",
             "model_requested",
             "model_served",
             "dialect",
@@ -159,6 +161,7 @@ class UserStatsSerializer(serializers.Serializer[Any]):
     user_id = serializers.IntegerField()
     username = serializers.CharField(allow_null=True, help_text="null: deleted meanwhile")
     end_user = serializers.CharField(allow_null=True, help_text="behind a trusted key (R15)")
+    background_calls = serializers.BooleanField(help_text="with a weight of their own (R15)")
     group = serializers.CharField(allow_null=True)
     weight = NumberField()
     deficit = NumberField()
@@ -228,7 +231,8 @@ def _user_stats(share: ShareView, username: str | None) -> dict[str, Any]:
     return {
         "user_id": share.user_id,
         "username": username,
-        "end_user": share.unit[1] if isinstance(share.unit, tuple) else None,
+        "end_user": end_user_of(share.unit),
+        "background_calls": is_background_call(share.unit),
         "group": share.group,
         "weight": share.weight,
         "deficit": share.deficit,

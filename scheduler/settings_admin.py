@@ -47,6 +47,11 @@ GROUPS: Mapping[str, Mapping[str, Setting]] = {
             "End users behind one key: each counts like the key's owner, or they share the owner's "
             "weight.",
         ),
+        "background_weight": Setting(
+            "of the weight of who makes them",
+            "Background calls that a trusted key marks, such as a chat's title. 0: served only "
+            "when nobody else waits; 1: like any other request.",
+        ),
         "quantum": Setting(
             f"{_TOKENS} per unit of weight and round",
             "How much a user may be ahead before the next one is served. Less follows the shares "

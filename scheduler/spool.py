@@ -57,6 +57,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     key_id: int | None = None
     group: str = ""
     end_user: str = ""
+    task: str = ""
     model_requested: str = ""
     model_served: str = ""
     dialect: str = ""

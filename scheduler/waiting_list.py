@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.core.jobs import Unit
+from scheduler.core.jobs import end_user_of, is_background_call
 from scheduler.core.picture import FlowPicture
 
 #: A page holds no more rows than this, however many wait.
@@ -47,10 +47,13 @@ class Row:
     flow: FlowPicture
 
     @property
-    def end_user(self) -> Unit | None:
+    def end_user(self) -> str | None:
         """Who is behind a trusted key (R15)."""
-        unit = self.flow.unit
-        return unit[1] if isinstance(unit, tuple) else None
+        return end_user_of(self.flow.unit)
+
+    @property
+    def is_background_call(self) -> bool:
+        return is_background_call(self.flow.unit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
 from accounts.models import Group, Quota, User
-from scheduler.core.jobs import BackendSpec, UserSpec
+from scheduler.core.jobs import BACKGROUND, BackendSpec, Unit, UserSpec
 from scheduler.core.weights import effective_weight
 from scheduler.models import Decision, SiteSettings, WhatIf, WhatIfState
 from scheduler.simulation import Arrival, Recorded, Replay, Scenario, difference, recording
@@ -118,7 +118,7 @@ def _busiest(result: Mapping[str, Any]) -> set[str]:
 
 def _arrivals(row: WhatIf, snapshot: Snapshot) -> Iterator[Arrival]:
     rows = traffic(row.since, row.until).only(
-        "user_id", "end_user", "model_requested", "model_served", "prompt_tokens",
+        "user_id", "end_user", "task", "model_requested", "model_served", "prompt_tokens",
         "completion_tokens", "outcome", "reason", "selected_backend_id", "arrived_at", "queued_at",
         "dispatched_at", "ended_at",
     )  # fmt: skip
@@ -134,7 +134,7 @@ def _arrival(decision: Decision, snapshot: Snapshot) -> Arrival:
     return Arrival(
         at=decision.arrived_at.timestamp(),
         user_id=user_id,
-        unit=(user_id, decision.end_user) if decision.end_user else user_id,
+        unit=_unit(user_id, decision, snapshot),
         model_name=_model(decision, snapshot),
         prompt_tokens=decision.prompt_tokens or 0,
         completion_tokens=(decision.completion_tokens or 0) if served else None,
@@ -144,6 +144,13 @@ def _arrival(decision: Decision, snapshot: Snapshot) -> Arrival:
         refused="" if served or gone else decision.reason,
         backend_id=decision.selected_backend_id,
     )
+
+
+def _unit(user_id: int, decision: Decision, snapshot: Snapshot) -> Unit:
+    """As the gateway has it, under the weight that background calls have now."""
+    if decision.task and snapshot.tunables.background_weight < 1.0:
+        return user_id, decision.end_user, BACKGROUND
+    return (user_id, decision.end_user) if decision.end_user else user_id
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:

@@ -1,4 +1,5 @@
-"""The end user that a request comes from, behind a key that is trusted to name it (R15)."""
+"""The end user that a request comes from, behind a key that is trusted to name it, and whether
+anybody waits for the answer (R15)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from mindrouter.gateway.requests import Asked, typed_field
 
 #: As long as the record has room for.
 MAX_NAME = 200
+MAX_TASK = 40
 #: OpenAI's fields, the newer one first.
 _FIELDS = ("safety_identifier", "user")
 
@@ -34,3 +36,13 @@ def end_user(client: Client, asked: Asked, dialect: str) -> str:
         return ((metadata and metadata.user_id) or "")[:MAX_NAME]
     values = (typed_field(asked.fields, field, str, "a text") for field in _FIELDS)
     return (next(filter(None, values), None) or "")[:MAX_NAME]
+
+
+def background_task(client: Client) -> str:
+    """What a background call is for, "title_generation" say; empty: somebody waits for the answer.
+
+    Open WebUI says so where its connection has a header made of ``{{TASK}}``, which is empty in
+    chats.
+    """
+    name = settings.BACKGROUND_HEADER.lower().encode("latin-1", "replace")
+    return (client.header(name) or "").strip()[:MAX_TASK]

@@ -19,14 +19,14 @@ from mindrouter.gateway.client import Client, ClientLeftError, Headers
 from mindrouter.gateway.dialects import openai
 from mindrouter.gateway.dialects.addresses import OPENAI_ERRORS
 from mindrouter.gateway.dialects.form import Errors, Form
-from mindrouter.gateway.endusers import end_user
+from mindrouter.gateway.endusers import background_task, end_user
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.relay import BodyRelay, CutShortError, StreamRelay
 from mindrouter.gateway.requests import Asked
 from mindrouter.gateway.surfaces.table import Surface
 from scheduler.core.errors import SchedulerError
-from scheduler.core.jobs import Job, Unit, Usage
+from scheduler.core.jobs import BACKGROUND, Job, Unit, Usage
 from scheduler.serving import Claim, SeenLease, SeenTicket, Serving
 from scheduler.snapshot import Endpoint, Key
 from scheduler.spool import Attempt, Record
@@ -165,11 +165,14 @@ class Exchange:
         return asked.model
 
     def _unit(self, asked: Asked) -> Unit:
-        """The end user behind a trusted key, if the request names one (R15)."""
-        self.record.end_user = end_user(self.client, asked, self.operation.dialect)
-        return (
-            (self.key.user_id, self.record.end_user) if self.record.end_user else self.key.user_id
-        )
+        """The end user behind a trusted key, if the request names one; background calls are units
+        of their own where they weigh less (R15)."""
+        user_id, record = self.key.user_id, self.record
+        record.end_user = end_user(self.client, asked, self.operation.dialect)
+        record.task = background_task(self.client)
+        if record.task and self.runtime.snapshot.tunables.background_weight < 1.0:
+            return user_id, record.end_user, BACKGROUND
+        return (user_id, record.end_user) if record.end_user else user_id
 
     # ---- attempts
 

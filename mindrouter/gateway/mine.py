@@ -99,6 +99,7 @@ def _head(record: Record, state: str) -> dict[str, Any]:
         "state": state,
         "model": record.model_requested,
         "end_user": record.end_user,
+        "task": record.task,
         "arrived_at": record.arrived_at,
     }
 

@@ -16,8 +16,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-#: The fairness unit (R15): a user id, or (user id, end user) behind a trusted key.
+#: The fairness unit (R15): a user id; behind a trusted key (user id, end user), and
+#: (user id, end user or "", BACKGROUND) for background calls.
 Unit = Hashable
+BACKGROUND = "background"
 
 Strategy = Literal["score", "affinity", "round_robin"]
 
@@ -134,3 +136,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0
     estimated: bool = False
+
+
+def end_user_of(unit: Unit) -> str | None:
+    """Who is behind a trusted key, if it has named anybody (R15)."""
+    return (unit[1] or None) if isinstance(unit, tuple) else None
+
+
+def is_background_call(unit: Unit) -> bool:
+    """Whether the unit is of calls that nobody waits for (R15)."""
+    return isinstance(unit, tuple) and unit[2:] == (BACKGROUND,)

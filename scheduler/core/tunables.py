@@ -13,6 +13,7 @@ class Tunables:
     share_mode: Literal["user", "group"] = "user"  # R14
     #: R15: each end user of a trusted key weighs as much as its owner, or all of them together
     end_user_share: Literal["member", "split"] = "member"
+    background_weight: float = 1.0  # R15: of a background call, per weight of who makes it
     quantum: float = 1000.0  # R2, tokens per unit of weight
     cost_input_token: float = 1.0  # R1
     cost_output_token: float = 1.0  # R1

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from scheduler.core.errors import Rejected
-from scheduler.core.jobs import Unit, UserSpec
+from scheduler.core.jobs import Unit, UserSpec, is_background_call
 from scheduler.core.tunables import Tunables
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class Roster:
     def tune(self, tunables: Tunables) -> None:
         self.by_group = tunables.share_mode == "group"
         self.split: Literal["member", "split"] = tunables.end_user_share
+        self.background_weight = tunables.background_weight
 
     # ---- finding
 
@@ -174,7 +175,7 @@ class Roster:
             return None
         if self.split == "split" and unit.key != spec.user_id:
             return None
-        return spec.weight or None
+        return self.base_weight(unit) or None
 
     def _varying_weight(self, unit: UnitState) -> float:
         weight = self.base_weight(unit)
@@ -196,9 +197,14 @@ class Roster:
         spec = unit.account.spec
         if self.by_group and unit.account.group is not None and spec.group_weight <= 0.0:
             return 0.0
+        weight = spec.weight * self._part(unit.key)
         if self.split == "split" and unit.key != spec.user_id:
-            return spec.weight / max(1, unit.account.active_units)
-        return spec.weight
+            return weight / max(1, unit.account.active_units)
+        return weight
+
+    def _part(self, key: Unit) -> float:
+        """What a unit has of its user's weight: background calls may have less (R15)."""
+        return self.background_weight if is_background_call(key) else 1.0
 
     def activated(self, unit: UnitState) -> None:
         """The unit now has queued or running jobs."""
@@ -208,7 +214,9 @@ class Roster:
         if group is not None:
             unit.group_share = group
             group.active_units += 1
-            if self.split == "member" or account.active_units == 1:
+            if self.split == "member":
+                group.active_weight += account.spec.weight * self._part(unit.key)
+            elif account.active_units == 1:
                 group.active_weight += account.spec.weight
 
     def rested(self, unit: UnitState) -> None:
@@ -221,7 +229,9 @@ class Roster:
             group.active_units -= 1
             if not group.active_units:
                 group.active_weight = 0.0  # sheds what rounding has left
-            elif self.split == "member" or not account.active_units:
+            elif self.split == "member":
+                group.active_weight -= account.spec.weight * self._part(unit.key)
+            elif not account.active_units:
                 group.active_weight -= account.spec.weight
 
     def change_kind(self, unit: UnitState) -> None:

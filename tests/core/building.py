@@ -153,23 +153,28 @@ def needs(**values: bool) -> Needs:
 
 
 def serve_until(
-    bench: Bench, tokens: float, costs: Mapping[int, int], depth: int = 16
-) -> dict[int, float]:
-    """Keep ``depth`` jobs of each user unfinished until so many tokens are served in all.
+    bench: Bench, tokens: float, costs: Mapping[Any, int], depth: int = 16
+) -> dict[Any, float]:
+    """Keep ``depth`` jobs of each unit unfinished until so many tokens are served in all.
 
-    ``costs`` are the true prompt tokens of each user's jobs. Returns {user id: tokens}.
+    ``costs`` are the true prompt tokens of each unit's jobs. Returns {unit: tokens}.
     """
+
+    def submit(unit: Any) -> None:
+        user_id = unit[0] if isinstance(unit, tuple) else unit
+        bench.submit(user_id, unit=unit, prompt=costs[unit], max_tokens=0)
+
     served = dict.fromkeys(costs, 0.0)
-    for user_id, cost in costs.items():
+    for unit in costs:
         for _ in range(depth):
-            bench.submit(user_id, prompt=cost, max_tokens=0)
+            submit(unit)
     running: list[Ticket] = bench.pump()
     while sum(served.values()) < tokens:
         ticket = running.pop(0)
         bench.now += 0.01
-        user_id = ticket.job.user_id
-        served[user_id] += costs[user_id]
-        bench.settle(lease_of(ticket), costs[user_id])
-        bench.submit(user_id, prompt=costs[user_id], max_tokens=0)
+        unit = ticket.job.unit
+        served[unit] += costs[unit]
+        bench.settle(lease_of(ticket), costs[unit])
+        submit(unit)
         running += bench.pump()
     return served

@@ -118,6 +118,7 @@ def test_a_result_has_the_documented_fields_and_types(staff: Client) -> None:
         "user": "ada",
         "group": "faculty",
         "end_user": "",
+        "task": "",
         "model_requested": "small",
         "model_served": "llama3.2",
         "dialect": "openai",
