@@ -251,7 +251,7 @@ class Runtime(Serving):
             return False
         now = time.monotonic()
         why = "An administrator removed this request from the queue."
-        self.scheduler.evict(claim.ticket, Evicted("cancelled_by_admin", why), now)
+        self.scheduler.evict(claim.ticket, Evicted("permission_denied", why), now)
         self._pump(now)
         return True
 

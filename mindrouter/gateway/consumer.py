@@ -145,7 +145,7 @@ async def _route(client: Client, request_id: str) -> None:
         return
     if path == HEALTH_PATH:
         _allow(method, "GET", "HEAD")
-        await client.respond(200, _JSON, b'{"status":"ok"}')
+        await _tell_health(client)
         return
     operation = OPERATIONS.get(path)
     if operation is not None:
@@ -166,6 +166,15 @@ async def _route(client: Client, request_id: str) -> None:
         await _tell_owner(client, lambda runtime, key: mine.request(runtime, key, wanted))
     else:
         await _models(client, path)
+
+
+async def _tell_health(client: Client) -> None:
+    """For load balancers: nothing new is to come here from the moment that shutdown begins."""
+    serving = current()
+    if serving is not None and serving.stopping:
+        await client.respond(503, [*_JSON, (b"retry-after", b"5")], b'{"status":"shutting down"}')
+    else:
+        await client.respond(200, _JSON, b'{"status":"ok"}')
 
 
 def _allow(method: str, *allowed: str) -> None:

@@ -18,7 +18,6 @@ STATUS_OF_CODE: dict[str, int] = {
     "quota_exceeded": 429,
     "queue_full": 429,
     "queue_timeout": 503,
-    "cancelled_by_admin": 503,
     "client_disconnected": 499,
     "upstream_connect_failed": 502,
     "upstream_timeout": 504,
@@ -32,7 +31,7 @@ STATUS_OF_CODE: dict[str, int] = {
 }
 #: Codes that the same request would meet again, or that it is not to be sent again after.
 HOPELESS = frozenset(
-    {"invalid_request", "capability_missing", "context_length_exceeded", "cancelled_by_admin"}
+    {"invalid_request", "permission_denied", "capability_missing", "context_length_exceeded"}
 )
 
 

@@ -48,12 +48,13 @@ async def test_a_removed_request_is_answered_with_an_error_and_recorded(
     gone = await ask(full, root, "DELETE", f"queue/{job['request_id']}")
     assert (gone.status_code, gone.content) == (204, b"")
     answer = await request
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "cancelled_by_admin"
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "permission_denied"
     assert answer.headers["x-should-retry"] == "false"
     assert full.waiting == 0
     record = await full.record()
-    assert (record.request_id, record.reason) == (job["request_id"], "cancelled_by_admin")
+    assert (record.request_id, record.reason) == (job["request_id"], "permission_denied")
+    assert record.message == "An administrator removed this request from the queue."
     assert (record.dispatched_at, record.charged_tokens) == (None, 0)
 
 
@@ -103,5 +104,5 @@ async def test_the_queue_comes_in_pages(full: RunningRouter) -> None:
     assert len(set(ids)) == 3
     for request_id in ids:
         assert await full.runtime._evict(request_id)
-    assert [answer.status_code for answer in await asyncio.gather(*requests)] == [503] * 3
+    assert [answer.status_code for answer in await asyncio.gather(*requests)] == [403] * 3
     await until(lambda: full.runtime._claims == {})

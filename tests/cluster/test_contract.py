@@ -199,7 +199,7 @@ async def test_an_administrator_removes_a_waiting_job_and_no_running_one(both: B
     assert await both.ask("evict", waits.request_id) is True
     with pytest.raises(Evicted) as evicted:
         await asyncio.wait_for(waiting, 60.0)
-    assert evicted.value.reason == "cancelled_by_admin"
+    assert evicted.value.reason == "permission_denied"
     for claim in claims:
         claim.__exit__(None, None, None)
 

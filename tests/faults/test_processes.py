@@ -35,9 +35,12 @@ async def test_at_sigterm_newcomers_are_told_and_streams_end(
         running = [asyncio.create_task(stream(router)) for _ in range(3)]  # one of them waits
         await stub.until_calls(2)
         router.send_signal(signal.SIGTERM)
-        refused = await router.client.get("/healthz")
-        while refused.status_code != 503:
-            refused = await router.client.post("/v1/chat/completions", json=body())
+        health = await router.client.get("/healthz")
+        while health.status_code == 200:  # the signal is on its way
+            health = await router.client.get("/healthz")
+        assert (health.status_code, health.headers["retry-after"]) == (503, "5")
+        refused = await router.client.post("/v1/chat/completions", json=body())
+        assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         go_on.set()

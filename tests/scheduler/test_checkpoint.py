@@ -1,4 +1,4 @@
-"""The scheduler's memory in the database: written without the model's encoder, read by its field."""
+"""The scheduler's memory in the database: encoded by hand, read by the model's field."""
 
 from __future__ import annotations
 

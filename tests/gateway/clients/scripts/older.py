@@ -55,7 +55,7 @@ for status in (429, 503):
     told[f"waits after {status}"] = [waited, time.monotonic() - began >= 3]
 try:
     create("Hello", model="full")
-except openai.InternalServerError as error:
+except openai.PermissionDeniedError as error:
     told["hopeless"] = [error.status_code, error.code]
 try:
     for chunk in create("break", stream=True):
