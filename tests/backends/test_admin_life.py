@@ -21,6 +21,7 @@ from backends.models import (
     NodeStatus,
 )
 from backends.services import probe_backends
+from scheduler.core.jobs import CAPABILITIES
 from tests.backends.test_admin import browser_of, form_of, make_auditor, messages_of, save
 from tests.factories import make_admin, make_backend, make_user
 from tests.stubs.engines import Answer, OllamaModel, ollama_stub, openai_stub, vllm_stub
@@ -410,7 +411,13 @@ def test_the_list_of_models_tells_what_each_can_do(browser: Client) -> None:
 def test_a_model_is_edited_on_a_page_of_its_own(browser: Client) -> None:
     row = make_backend(models=("m",)).models.get()
     address = reverse("admin:backends_backendmodel_change", args=[row.pk])
-    data = form_of(browser.get(address)) | {"vision": "True", "context_length": "1000"}
-    assert browser.post(address, data).status_code == 302
+    page = browser.get(address)
+    assert page.content.decode().count("auto: ?") == len(CAPABILITIES)
+    data = form_of(page) | {"vision": "True", "context_length": "1000", "speech": "True"}
+    assert browser.post(address, data | {"images": "False"}).status_code == 302
     row.refresh_from_db()
     assert (row.vision, row.context_length, row.backend_id) == (True, 1000, row.backend_id)
+    assert (row.speech, row.images, row.rerank) == (True, False, None)
+    listed = plain(browser.get(reverse("admin:backends_backendmodel_changelist")))
+    assert "speech" in listed
+    assert "rerank" not in listed

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -20,9 +15,7 @@ from backends.probe import ProbeResult, Target, probe
 from backends.services import probe_backends
 from backends.trial import try_backend
 from tests.factories import make_backend
-
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = Path(os.environ.get("MINDROUTER_DEMO_MODEL") or Path(sys.prefix) / "share" / "smollm2.gguf")
+from tests.llama import llama_server
 
 pytestmark = pytest.mark.llama
 
@@ -32,31 +25,12 @@ Start = Callable[..., str]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start a server with these options; its URL. All are stopped in the end."""
-    fetch = [sys.executable, str(ROOT / "deploy" / "fetch_model.py"), str(MODEL)]
-    subprocess.run(fetch, check=True)
-    running: list[subprocess.Popen[str]] = []
+    with ExitStack() as running:
 
-    def one(*options: str) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        script = str(ROOT / "deploy" / "llama_server.py")
-        command = [sys.executable, script, "--model", str(MODEL), "--port", str(port), *options]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        running.append(process)
-        assert process.stdout is not None
-        assert any(line.startswith("READY") for line in process.stdout)
-        return f"http://127.0.0.1:{port}"
+        def one(*options: str) -> str:
+            return running.enter_context(llama_server(*options))
 
-    yield one
-    for process in running:
-        process.send_signal(signal.SIGTERM)
-    for process in running:
-        assert process.wait(20) == 0
-        assert process.stdout is not None
-        process.stdout.close()
+        yield one
 
 
 async def until(url: str, wanted: Callable[[ProbeResult], bool]) -> ProbeResult:

@@ -238,6 +238,22 @@ def test_structured_output_is_a_need(wanted: Any, needed: bool) -> None:
     assert chat(response_format=wanted).needs.json is needed
 
 
+@pytest.mark.parametrize(
+    ("inputs", "together", "longest"),
+    [
+        (b'"aaaaaaaa"', 2, 2),
+        (b'["aaaa","bbbbbbbb","cccc"]', 4, 2),
+        (b"[1,2,3]", 3, 3),
+        (b"[[1,2,3],[4]]", 4, 3),
+    ],
+)
+def test_of_many_inputs_only_the_longest_has_to_fit_a_context(
+    inputs: bytes, together: int, longest: int
+) -> None:
+    asked = read_embeddings(b'{"model":"m","input":' + inputs + b"}", None)
+    assert (asked.prompt_tokens, asked.context_tokens) == (together, longest)
+
+
 def test_embeddings_are_a_need_and_have_no_output() -> None:
     asked = read_embeddings(b'{"model":"m","input":["a","b"]}', None)
     assert asked.needs.embeddings

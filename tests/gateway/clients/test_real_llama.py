@@ -7,13 +7,7 @@ as an engine that speaks OpenAI's form only, so that everything is translated.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ollama
@@ -22,12 +16,11 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from tests.gateway.clients.acting import AGE_SCHEMA
+from tests.llama import llama_server
 from tests.running import RunningRouter
 
 pytestmark = pytest.mark.llama
 
-ROOT = Path(__file__).resolve().parents[3]
-MODEL = Path(os.environ.get("MINDROUTER_DEMO_MODEL") or Path(sys.prefix) / "share" / "smollm2.gguf")
 COUNT: Any = [{"role": "user", "content": "Count from one to five in digits, with commas."}]
 ASK_AGE: Any = [{"role": "user", "content": "How old is Ada? Answer in JSON."}]
 
@@ -35,20 +28,8 @@ ASK_AGE: Any = [{"role": "user", "content": "How old is Ada? Answer in JSON."}]
 @pytest.fixture(scope="module")
 def llama() -> Iterator[str]:
     """The address of a server with a small model that also embeds."""
-    fetch = [sys.executable, str(ROOT / "deploy" / "fetch_model.py"), str(MODEL)]
-    subprocess.run(fetch, check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = str(ROOT / "deploy" / "llama_server.py")
-    command = [sys.executable, script, "--model", str(MODEL), "--port", str(port), "--embeddings"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert server.stdout is not None
-    assert any(line.startswith("READY") for line in server.stdout)
-    yield f"http://127.0.0.1:{port}"
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(20) == 0
-    server.stdout.close()
+    with llama_server("--embeddings") as url:
+        yield url
 
 
 @pytest.fixture(params=["llamacpp", "openai"], autouse=True)
