@@ -111,6 +111,7 @@ class BackendModelForm(forms.ModelForm[BackendModel]):
             self.fields[name] = forms.TypedChoiceField(
                 required=False,
                 label=self.fields[name].label,
+                help_text=self.fields[name].help_text,
                 choices=[("", f"auto: {detected}"), ("True", "yes"), ("False", "no")],
                 coerce=lambda value: value == "True",
                 empty_value=None,

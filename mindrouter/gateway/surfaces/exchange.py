@@ -86,9 +86,8 @@ class SurfaceExchange(Exchange):
             return failure
         what = self.surface.path.decode()
         message = f"Backend {endpoint.name} does not serve {what} for this model"
-        told = failure.error.message
-        detail = f": {told}" if failure.error.code == "capability_missing" else "."
-        error = GatewayError("capability_missing", message + detail, param="model")
+        why = f": {failure.error.message}" if failure.status == 501 else "."
+        error = GatewayError("capability_missing", message + why, param="model")
         return Failure(error, "none", "elsewhere", failure.status)
 
     def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, Body]:
