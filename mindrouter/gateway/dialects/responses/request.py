@@ -34,7 +34,10 @@ _ENCRYPTED = "reasoning.encrypted_content"
 _STATE = ("store", "background", "previous_response_id", "conversation", "prompt")
 _CHOICES = ("none", "auto", "required")
 #: They decide where and how cheaply something runs, not what is said.
-_HINTS = ("prompt_cache_options", "prompt_cache_retention", "service_tier", "stream_options")
+_HINTS = (
+    *("prompt_cache_options", "prompt_cache_retention", "service_tier", "stream_options"),
+    "max_tool_calls",  # of tools that run at OpenAI's, which are refused
+)
 
 
 class _Reasoning(Strict):
@@ -211,8 +214,9 @@ def _reasoning(request: _Request, without: set[str]) -> dict[str, Any]:
     reasoning = request.reasoning
     if reasoning is None:
         return {}
-    if reasoning.summary is not None or reasoning.generate_summary is not None:
-        without.add("reasoning.summary")  # the reasoning itself comes, whole
+    for name in ("summary", "generate_summary"):
+        if getattr(reasoning, name) is not None:
+            without.add(f"reasoning.{name}")  # the reasoning itself comes, whole
     if reasoning.effort == "none":
         return thinking_fields(False)
     return thinking_fields(None, reasoning.effort)
