@@ -12,10 +12,10 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, Q
 from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
-from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
-from accounts.models import ApiKey, Role, User, hash_key
+from accounts.models import Api, ApiKey, Role, User, hash_key
 
 #: Removing a waiting request; Django has no such permission of its own.
 CANCEL_JOB = "scheduler.cancel_job"
@@ -82,14 +82,18 @@ class ApiKeyAuthentication(BaseAuthentication):
         scheme, _, key = get_authorization_header(request).decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        not_expired = Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now())
+        now, digest = timezone.now(), hash_key(key.strip())
+        not_expired = Q(expires_at__isnull=True) | Q(expires_at__gt=now)
+        this = Q(sha256=digest) | Q(previous_sha256=digest, previous_until__gt=now)
         found = (
             ApiKey.objects.select_related("user")
-            .filter(not_expired, sha256=hash_key(key.strip()), enabled=True, user__is_active=True)
+            .filter(not_expired, this, enabled=True, user__is_active=True)
             .first()
         )
         if found is None:
             raise AuthenticationFailed("Unknown, disabled or expired API key.")
+        if found.allowed_apis is not None and Api.MANAGEMENT not in found.allowed_apis:
+            raise PermissionDenied("This key is not for the management API.")
         return found.user, found
 
     def authenticate_header(self, request: Request) -> str:

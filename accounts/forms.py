@@ -10,7 +10,7 @@ from django import forms
 from unfold.widgets import UnfoldAdminFileFieldWidget
 
 from accounts.importing import MOST_BYTES, decode
-from accounts.models import MAX_WEIGHT, Boost, Group, Quota, User
+from accounts.models import MAX_WEIGHT, Api, ApiKey, Boost, Group, Quota, User
 
 #: Styled by mindrouter/static/mindrouter/pages.css.
 INPUT_CLASS = "mr-input"
@@ -119,6 +119,25 @@ class BoostForm(forms.ModelForm[Boost]):
         if "username" in self.cleaned_data:
             self.instance.user = self.cleaned_data["username"]
         super()._post_clean()  # type: ignore[misc]
+
+
+class ApiKeyForm(forms.ModelForm[ApiKey]):
+    """Everything about a key but the key."""
+
+    allowed_models = ModelNamesField(
+        help_text="One model name or alias a line. Empty: all that its user may use."
+    )
+    allowed_apis = forms.TypedMultipleChoiceField(
+        choices=Api.choices,
+        required=False,
+        empty_value=None,
+        widget=forms.CheckboxSelectMultiple,
+        help_text="None: all of them.",
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = "__all__"  # noqa: DJ007  the admin's fieldsets name them
 
 
 class GroupBasicsForm(forms.ModelForm[Group]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar, Self
 
@@ -46,7 +46,10 @@ class BudgetPeriod(models.TextChoices):
 
 
 class Limits(models.Model):
-    """What a group, a user or a key may use. Null means no limit, 0 means nothing."""
+    """What a user, a key or a model may use; of a group, what each member may by default.
+
+    Null means no limit, 0 means nothing.
+    """
 
     requests_per_minute = models.PositiveIntegerField(
         null=True, blank=True, help_text="Requests per minute. Empty: no limit; 0: none allowed."
@@ -57,7 +60,7 @@ class Limits(models.Model):
     max_concurrent = models.PositiveIntegerField(
         null=True,
         blank=True,
-        help_text="Requests waiting or running at once, for each user. Empty: no limit.",
+        help_text="Requests waiting or running at once. Empty: no limit.",
     )
     token_budget = models.PositiveBigIntegerField(
         null=True, blank=True, help_text="Tokens per budget period. Empty: no limit."
@@ -74,12 +77,32 @@ class Limits(models.Model):
     max_queued = models.PositiveIntegerField(
         null=True, blank=True, help_text="Requests waiting at once. Empty: no limit."
     )
+    limits_shadow = models.BooleanField(
+        default=False,
+        help_text="Refuse nothing for these limits, and note what they would have refused.",
+    )
 
     class Meta:
         abstract = True
 
 
 LIMITS = tuple(column.name for column in Limits._meta.fields)
+
+
+#: What limits all members of a group together.
+TOTALS = (
+    "total_requests_per_minute",
+    "total_tokens_per_minute",
+    "total_max_concurrent",
+    "total_token_budget",
+    "total_budget_period",
+)
+
+
+def _total(what: str, field: Any) -> Any:
+    return field(
+        null=True, blank=True, help_text=f"{what} of all members together. Empty: no limit."
+    )
 
 
 class Group(Limits):
@@ -93,6 +116,13 @@ class Group(Limits):
     )
     allowed_models = models.JSONField(
         null=True, blank=True, help_text="List of model names. Empty: every model."
+    )
+    total_requests_per_minute = _total("Requests per minute", models.PositiveIntegerField)
+    total_tokens_per_minute = _total("Tokens per minute", models.PositiveBigIntegerField)
+    total_max_concurrent = _total("Requests waiting or running", models.PositiveIntegerField)
+    total_token_budget = _total("Tokens per budget period", models.PositiveBigIntegerField)
+    total_budget_period = models.CharField(
+        max_length=5, choices=BudgetPeriod, null=True, blank=True, help_text="Calendar period."
     )
     history = HistoricalRecords()
 
@@ -281,13 +311,51 @@ class Boost(models.Model):
             self.save(update_fields=["ends_at"])
 
 
+class ModelLimits(Limits):
+    """What all users together may use of one model, by the name that its backends list."""
+
+    model_name = models.CharField(max_length=300, unique=True)
+    history = HistoricalRecords()
+
+    class Meta:
+        ordering: ClassVar = ["model_name"]
+        verbose_name = verbose_name_plural = "model limits"
+
+    def __str__(self) -> str:
+        return f"limits of {self.model_name}"
+
+
 def hash_key(key: str) -> str:
     """SHA-256 of a key, hex. A key carries 256 random bits, so a slow hash would add nothing."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-class ApiKey(models.Model):
-    """A bearer key. Only its hash and a recognisable prefix are stored."""
+class Api(models.TextChoices):
+    """What a key may be limited to."""
+
+    OPENAI = "openai", "OpenAI's: /v1"
+    ANTHROPIC = "anthropic", "Anthropic's: /anthropic, /v1/messages"
+    OLLAMA = "ollama", "Ollama's: /api"
+    MANAGEMENT = "management", "management: /api/admin"
+
+
+def check_apis(value: Any) -> None:
+    """Raises: ValidationError."""
+    if not isinstance(value, list) or not value or set(map(str, value)) - set(Api.values):
+        raise ValidationError(f"A list of some of {', '.join(Api.values)}.")
+
+
+def check_names(value: Any) -> None:
+    """Raises: ValidationError."""
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        raise ValidationError("A list of model names.")
+
+
+class ApiKey(Limits):
+    """A bearer key. Only its hash and a recognisable prefix are stored.
+
+    A rotated key's predecessor goes on working until ``previous_until``.
+    """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_keys")
     name = models.CharField(max_length=100, help_text="What the key is for, e.g. laptop.")
@@ -300,8 +368,22 @@ class ApiKey(models.Model):
     may_name_end_user = models.BooleanField(
         default=False, help_text="Trusted to name the end user behind it, who then gets the share."
     )
+    allowed_models = models.JSONField(
+        null=True,
+        blank=True,
+        validators=[check_names],
+        help_text="List of model names or aliases. Empty: all that its user may use.",
+    )
+    allowed_apis = models.JSONField(
+        null=True,
+        blank=True,
+        validators=[check_apis],
+        help_text=f"List of some of {', '.join(Api.values)}. Empty: all.",
+    )
+    previous_sha256 = models.CharField(max_length=64, null=True, unique=True, editable=False)
+    previous_until = models.DateTimeField(null=True, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
-    history = HistoricalRecords(excluded_fields=["sha256"])
+    history = HistoricalRecords(excluded_fields=["sha256", "previous_sha256"])
 
     class Meta:
         ordering: ClassVar = ["user", "name"]
@@ -318,7 +400,36 @@ class ApiKey(models.Model):
         self.sha256 = hash_key(key)
         self.prefix = key[:9]
 
+    @property
+    def last_used_at(self) -> datetime | None:
+        """To some seconds; None: never, or before this was noted."""
+        use = getattr(self, "use", None)
+        return use.last_used_at if use is not None else None
+
+    def rotate(self, overlap: timedelta) -> str:
+        """Take a new key, which is returned; the old one works for ``overlap`` more."""
+        self.previous_sha256 = self.sha256 if overlap else None
+        self.previous_until = timezone.now() + overlap if overlap else None
+        key = self.generate()
+        self.set_key(key)
+        return key
+
+    ROTATED = ("sha256", "prefix", "previous_sha256", "previous_until")
+
     @staticmethod
     def generate() -> str:
         """A new key: 256 random bits in hex after a recognisable prefix."""
         return KEY_PREFIX + secrets.token_hex(32)
+
+
+class KeyUse(models.Model):
+    """When a key was last used; apart from it, since writing it changes no configuration."""
+
+    key = models.OneToOneField(
+        ApiKey, on_delete=models.CASCADE, primary_key=True, related_name="use"
+    )
+    last_used_at = models.DateTimeField(null=True)
+    reminded_of = models.DateTimeField(null=True)  # the expiry that its user was told of
+
+    def __str__(self) -> str:
+        return f"use of {self.key}"

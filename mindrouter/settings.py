@@ -256,6 +256,8 @@ VLLM_MAX_NUM_SEQS = env_number("VLLM_MAX_NUM_SEQS", 16)
 VLLM_MAX_QUEUE_DEPTH = env_number("VLLM_MAX_QUEUE_DEPTH", 128)
 QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)
 MAX_BODY_BYTES = env_number("MAX_BODY_BYTES", 32 * 1024 * 1024)
+# Tokens that an answer is taken to need at most where its request sets no limit itself.
+QUOTA_DEFAULT_OUTPUT_TOKENS = env_number("QUOTA_DEFAULT_OUTPUT_TOKENS", 1024)
 SHUTDOWN_GRACE = env_number("SHUTDOWN_GRACE", 30)
 # The user that Ollama's clients without a key count as; empty: they need a key.
 OPEN_TO = env.str("OPEN_TO", "") or None

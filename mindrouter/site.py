@@ -68,6 +68,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _model(request, "Users", "person", "accounts.user"),
         _model(request, "API keys", "key", "accounts.apikey"),
         _model(request, "Quotas", "speed", "accounts.quota"),
+        _model(request, "Model limits", "production_quantity_limits", "accounts.modellimits"),
     ]
     return [_section("Cluster", cluster), _section("People", people)]
 

@@ -15,7 +15,7 @@ from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 
 from accounts.forms import weight_text
-from accounts.models import ApiKey, Boost, Group, Quota, User
+from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, User
 from backends.models import Alias, Backend, ModelStrategy, Node
 from scheduler.models import SiteSettings
 
@@ -29,6 +29,7 @@ TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
     "backend": (Backend, "name"),
     "node": (Node, "name"),
     "alias": (Alias, "name"),
+    "model limits": (ModelLimits, "model_name"),
     "strategy": (ModelStrategy, "model_name"),
     "settings": (SiteSettings, ""),
 }

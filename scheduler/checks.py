@@ -44,6 +44,7 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "BACKEND_CHUNK_TIMEOUT": (0.001, False),
     "QUEUE_KEEPALIVE_AFTER": (0, False),
     "MAX_BODY_BYTES": (1, False),
+    "QUOTA_DEFAULT_OUTPUT_TOKENS": (0, False),
     "SHUTDOWN_GRACE": (0, False),
     "TELEMETRY_INTERVAL": (0, False),
     "TELEMETRY_RETENTION": (0.01, False),

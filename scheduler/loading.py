@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from django.db import (
 from scheduler import usage
 from scheduler.core.tickets import Decision as Choice
 from scheduler.models import Decision, SpoolCursor
-from scheduler.spool import MARKER, Attempt, decode
+from scheduler.spool import MARKER, Attempt, Record, decode
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +202,36 @@ def _parse(lines: list[bytes]) -> tuple[list[Entry], list[bytes]]:
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, OverflowError):
             bad.append(line)
     return entries, bad
+
+
+def records_to_load(directory: Path) -> list[Record]:
+    """What the spool files have and the database has not.
+
+    Exact in a transaction that sees one picture of the database. Raises: DatabaseError.
+    """
+    with contextlib.ExitStack() as files:
+        # Opened first: a file that is loaded and deleted meanwhile can still be read.
+        opened = []
+        for path in sorted([*directory.glob("*.jsonl"), *directory.glob("*.open")]):
+            with contextlib.suppress(FileNotFoundError):  # closed, and so renamed
+                opened.append((path.stem, files.enter_context(path.open("rb"))))
+        cursors = dict(SpoolCursor.objects.values_list("file_name", "offset"))
+        records: dict[str, Record] = {}
+        for name, file in opened:
+            file.seek(cursors.get(name, 0))
+            for line in _whole_lines(file.read()):
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                    if not line.startswith(MARKER):
+                        record = decode(line)
+                        records[record.request_id] = record
+    ids = list(records)
+    for start in range(0, len(ids), BATCH_ROWS):
+        part = ids[start : start + BATCH_ROWS]
+        # A file whose cursor is gone is loaded, and only waits to be deleted.
+        stored = Decision.objects.filter(request_id__in=part)
+        for request_id in stored.values_list("request_id", flat=True):
+            del records[request_id]
+    return list(records.values())
 
 
 # ---- one record

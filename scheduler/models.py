@@ -47,6 +47,7 @@ class Decision(models.Model):
     outcome = models.CharField(max_length=10, choices=Outcome)
     reason = models.CharField(max_length=40, blank=True)
     message = models.TextField(blank=True)
+    limits_shadowed = models.JSONField(default=list)
 
     selected_backend_id = models.BigIntegerField(null=True)
     selected_backend = models.CharField(max_length=100, blank=True)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,7 +21,9 @@ from django.db.models import JSONField, TextField, Value
 from django.db.models.functions import Cast
 from django.utils import timezone
 
+from accounts.limits import Hold, Holder, Refusal, Use
 from backends.draining import disable_drained
+from scheduler.admission import Admission, load_unknown
 from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.jobs import Job, Usage
 from scheduler.core.parts import Parts
@@ -44,12 +46,13 @@ VIEW_SECONDS = 0.5
 class OwnClaim(Claim):
     """A claim on the scheduler of this process."""
 
-    __slots__ = ("_runtime",)
+    __slots__ = ("_runtime", "hold")
     ticket: Ticket
 
-    def __init__(self, runtime: Runtime, ticket: Ticket) -> None:
+    def __init__(self, runtime: Runtime, ticket: Ticket, hold: Hold | None) -> None:
         super().__init__(ticket)
         self._runtime = runtime
+        self.hold = hold  # what is reserved of limits; None: none concerns it
         ticket.owner = self
 
     def __exit__(
@@ -65,10 +68,19 @@ class OwnClaim(Claim):
         self._runtime.forget(self)
         if self.ticket.state in ("queued", "leased"):
             self._runtime.release(self)
+        if self.hold is not None and self.settlement is None:
+            # What was dropped without being tried was refused, and uses nothing.
+            counted = self.ticket.state != "evicted" or self.ticket.attempts > 0
+            self._runtime.admission.ledger.release(self.hold, time.monotonic(), counted=counted)
         # What refers to each other would wait for the collector, which takes a tenth of the time
         # of a request where it has to free them.
         self.ticket.owner = None
         self.ticket.lease = None
+
+    def wake(self) -> None:
+        if self.hold is not None:
+            self.hold.proceed()
+        super().wake()
 
     def progress(self, prompt_tokens: int, completion_tokens: int) -> None:
         lease = self.ticket.lease
@@ -82,8 +94,11 @@ class OwnClaim(Claim):
             self._runtime.scheduler.first_byte(self.ticket.lease, time.monotonic())
 
     def settle(self, usage: Usage) -> Settlement:
-        self.settlement = self._runtime.settle(self.ticket, usage)
-        return self.settlement
+        settlement = self.settlement = self._runtime.settle(self.ticket, usage)
+        if self.hold is not None:
+            ledger = self._runtime.admission.ledger
+            ledger.settle(self.hold, settlement.charged_tokens, time.monotonic())
+        return settlement
 
     def retry(self, exclude: frozenset[int]) -> None:
         self._runtime.retry(self.ticket, exclude)
@@ -101,6 +116,7 @@ class Runtime(Serving):
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = Scheduler(Tunables())
+        self.admission = Admission()
         self._claims: dict[str, OwnClaim] = {}  # under way, by request id
         self._settled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -118,6 +134,7 @@ class Runtime(Serving):
         self._observe(telemetry, now)
         if checkpoint is not None:
             self.scheduler.restore(checkpoint, now)
+        await self._learn_budgets()
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
         return [*super()._background(), self._write_checkpoints(), self._meter_shares()]
@@ -132,14 +149,24 @@ class Runtime(Serving):
     # ---- a job's way
 
     async def submit(self, job: Job) -> OwnClaim:
-        """Queue a job and serve at once what can be served. Raises: Rejected."""
+        """Check limits, queue a job and serve at once what can be served. Raises: Rejected."""
         now = time.monotonic()
-        claim = OwnClaim(self, self.scheduler.submit(job, now))
-        self._pump(now)
-        if claim.ticket.state == "evicted":
-            error = claim.ticket.error
-            assert error is not None  # noqa: S101  an evicted ticket says why
-            raise Rejected(error.reason, error.message, error.retry_after)
+        hold = self._admit(job, now)
+        try:
+            claim = OwnClaim(self, self.scheduler.submit(job, now), hold)
+            self._pump(now)
+            if hold is not None:
+                self._check_queue(claim, hold, now)
+            if claim.ticket.state == "evicted":
+                error = claim.ticket.error
+                assert error is not None  # noqa: S101  an evicted ticket says why
+                raise Rejected(error.reason, error.message, error.retry_after)
+        except Rejected:
+            if hold is not None:
+                self.admission.ledger.release(hold, now, counted=False)
+            raise
+        if hold is not None:
+            claim.limited = self.admission.limited(hold, now)
         self._claims[job.request_id] = claim
         return claim
 
@@ -163,8 +190,29 @@ class Runtime(Serving):
             avoid=avoid,
             running=None if running is None else (running[0], now - running[1]),
         )
-        claim = self._claims[job.request_id] = OwnClaim(self, ticket)
+        hold = self.admission.adopt(None, job, now)
+        claim = self._claims[job.request_id] = OwnClaim(self, ticket, hold)
         return claim
+
+    def _admit(self, job: Job, now: float) -> Hold | None:
+        answer = self.admission.admit(job, now)
+        if isinstance(answer, Refusal):
+            raise self._reached(answer, job, now)
+        return answer
+
+    def _check_queue(self, claim: OwnClaim, hold: Hold, now: float) -> None:
+        """The bounds of keys and models, which concern only what has to wait."""
+        if claim.ticket.state == "queued" and (full := hold.wait()) is not None:
+            self.scheduler.cancel(claim.ticket, now)
+            raise self._reached(full, claim.ticket.job, now)
+
+    def _reached(self, refusal: Refusal, job: Job, now: float) -> Rejected:
+        if refusal.resets_at is None and refusal.is_worth_waiting:
+            return self.admission.reached(refusal, self.scheduler.retry_after(job, now))
+        return self.admission.reached(refusal)
+
+    async def use_of(self, holders: Sequence[Holder]) -> list[Use]:
+        return self.admission.use_of(holders)
 
     def forget(self, claim: OwnClaim) -> None:
         """Its request has ended: it can be evicted no more."""
@@ -283,7 +331,22 @@ class Runtime(Serving):
 
     async def _polled(self, now: float) -> None:
         self._pump(now)
+        if orphans := self.admission.tidy(self._claims, now):
+            logger.error("Released what %d lost requests had reserved", orphans)
+        try:
+            await self._learn_budgets()
+        except DatabaseError as error:
+            logger.warning("Cannot read what is used of budgets yet: %s", error)
         await self._end_drains()
+
+    async def _learn_budgets(self) -> None:
+        """What was used before of budgets that are new here. Raises: DatabaseError."""
+        admission = self.admission
+        if admission.unknown:
+            unknown = list(admission.unknown)
+            admission.tell_used(
+                await self._ask_database(load_unknown, unknown, self.spool.directory)
+            )
 
     async def _end_drains(self) -> None:
         """Disable the draining backends that have nothing left to finish.
@@ -314,6 +377,14 @@ class Runtime(Serving):
             now=now,
         )
         super()._adopt(snapshot, now)
+        held = {
+            request_id: (claim.hold, claim.ticket.job)
+            for request_id, claim in self._claims.items()
+            if claim.settlement is None
+        }
+        under_way = {*self._claims, *(one.request_id for one in self.spool.open_records())}
+        for request_id, hold in self.admission.configure(snapshot, held, under_way, now).items():
+            self._claims[request_id].hold = hold
 
     def _observe(self, telemetry: list[BackendTelemetry], now: float) -> None:
         to_monotonic = now - time.time()

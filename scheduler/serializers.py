@@ -118,6 +118,7 @@ class DecisionDetailSerializer(DecisionSerializer):
             *DecisionSerializer.Meta.fields,
             "user_id",
             "key_id",
+            "limits_shadowed",
             "backend_names",
             "score_parts",
             "constraints",

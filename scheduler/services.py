@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
+from accounts.limits import Holder, Use, iso
+from accounts.models import User
 from backends.models import Backend
 from scheduler import serving
+from scheduler.budgets import site_zone
 from scheduler.explain import Case
 from scheduler.models import Decision
 from scheduler.serving import LiveView, QueuePicture
@@ -27,6 +32,56 @@ def evict(request_id: str) -> bool:
     """Drop a waiting request. False: no such request waits here."""
     running = serving.current()
     return running is not None and running.evict(request_id)
+
+
+def limits_of(user: User, key_ids: Iterable[int] = ()) -> list[dict[str, Any]]:
+    """How every limit stands that concerns a user, the group as a whole included, and those keys.
+
+    As ``described``; empty where nothing is limited or no scheduler runs.
+    """
+    holders = [Holder("user", user.pk), *(Holder("key", pk) for pk in key_ids)]
+    if user.group_id is not None:
+        holders.append(Holder("group", user.group_id))
+    return use_of(holders)
+
+
+def use_of(holders: Iterable[Holder]) -> list[dict[str, Any]]:
+    """How the limits of these stand, as ``described``. Raises: TimeoutError."""
+    running = serving.current()
+    if running is None:
+        return []
+    return [one for use in running.limits_of(list(holders)) for one in described(use)]
+
+
+def described(use: Use) -> list[dict[str, Any]]:
+    """Each limit of a holder: {"holder", "id", "limit", "period", "value", "used", "reserved",
+    "remaining", "resets_at", "shadow"}. ``used`` does not include what is reserved."""
+    limits = use.limits
+    found = (
+        ("requests_per_minute", limits.requests_per_minute, use.requests_in_minute, 0.0),
+        ("tokens_per_minute", limits.tokens_per_minute, use.tokens_in_minute, 0.0),
+        ("max_concurrent", limits.max_concurrent, use.running, 0.0),
+        ("max_queued", limits.max_queued, use.waiting, 0.0),
+        ("token_budget", limits.token_budget, use.budget_used, use.budget_reserved or 0.0),
+    )
+    return [
+        {
+            "holder": use.holder.kind,
+            "id": use.holder.ident,
+            "limit": name,
+            "period": limits.budget_period if name == "token_budget" else None,
+            "value": value,
+            "used": used or 0.0,
+            "reserved": reserved,
+            "remaining": max(0.0, value - (used or 0.0) - reserved),
+            "resets_at": iso(use.budget_resets_at, site_zone())
+            if name == "token_budget" and use.budget_resets_at is not None
+            else None,
+            "shadow": limits.shadow,
+        }
+        for name, value, used, reserved in found
+        if value is not None
+    ]
 
 
 def case_of(decision: Decision) -> Case:

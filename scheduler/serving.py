@@ -12,15 +12,16 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, connection
 
+from accounts.limits import Holder, Standing, Use
 from backends.upstream import Upstream
 from scheduler.core.errors import Evicted
 from scheduler.core.jobs import Job, Telemetry, Usage
@@ -75,6 +76,14 @@ class QueuePicture:
     flows: list[FlowPicture]
 
 
+class Limited(NamedTuple):
+    """How the limits stood that a job was admitted under."""
+
+    requests: Standing | None  # of those on requests, the one with least left
+    tokens: Standing | None
+    shadowed: tuple[dict[str, Any], ...]  # what those in shadow would have refused it for
+
+
 class SeenLease(Protocol):
     """A held slot, as the gateway sees it."""
 
@@ -116,9 +125,10 @@ class Claim(ABC):
     waits leaves the queue; a slot that was not settled is given back without charge.
     """
 
-    __slots__ = ("_waiter", "settlement", "ticket")
+    __slots__ = ("_waiter", "limited", "settlement", "ticket")
 
-    def __init__(self, ticket: SeenTicket) -> None:
+    def __init__(self, ticket: SeenTicket, limited: Limited | None = None) -> None:
+        self.limited = limited  # None: no limit concerns it
         self._waiter: asyncio.Future[None] | None = None
         self.ticket = ticket
         self.settlement: Settlement | None = None
@@ -268,7 +278,7 @@ class Serving(ABC):
 
     @abstractmethod
     async def submit(self, job: Job) -> Claim:
-        """Queue a job and serve at once what can be served. Raises: Rejected."""
+        """Check limits, queue a job and serve at once what can be served. Raises: Rejected."""
 
     @abstractmethod
     def mark_failed(self, backend_id: int) -> None:
@@ -286,6 +296,10 @@ class Serving(ABC):
         """End every request under way, as at the end of a shutdown's patience."""
         for task in self.serving:
             task.cancel()
+
+    @abstractmethod
+    async def use_of(self, holders: Sequence[Holder]) -> list[Use]:
+        """How the limits stand of those of the holders that have any."""
 
     # ---- models
 
@@ -334,6 +348,10 @@ class Serving(ABC):
         Raises: TimeoutError when the scheduler does not answer within 5 s.
         """
         return self._ask(self._take_picture(), PICTURE_SECONDS)
+
+    def limits_of(self, holders: Sequence[Holder]) -> list[Use]:
+        """As ``use_of``; to be called from any other thread."""
+        return self._ask(self.use_of(holders), ANSWER_SECONDS)
 
     def evict(self, request_id: str) -> bool:
         """Drop a waiting job, whose client gets an error that no retry mends; to be called from any

@@ -141,6 +141,9 @@ ENVIRONMENT: Mapping[str, Setting] = {
     "VLLM_MAX_QUEUE_DEPTH": Setting("requests", "Waiting: new backends."),
     "TELEMETRY_INTERVAL": Setting(_SECONDS, "Between two stored rows of a GPU or a backend."),
     "TELEMETRY_RETENTION": Setting("days", "That those rows are kept."),
+    "QUOTA_DEFAULT_OUTPUT_TOKENS": Setting(
+        _TOKENS, "Reserved of limits for an answer whose request sets no limit itself."
+    ),
     "SHUTDOWN_GRACE": Setting(_SECONDS, "That running streams have to end when it stops."),
 }
 

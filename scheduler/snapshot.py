@@ -16,10 +16,12 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from accounts.models import ApiKey, Boost, Group, User
+from accounts.limits import Holder, LimitSet
+from accounts.models import ApiKey, Boost, ModelLimits, User
 from backends.catalog import effective_engine, models_by_name, polled
 from backends.models import Alias, Backend, BackendStatus, ModelStrategy
 from backends.upstream import Origin
+from scheduler.budgets import first_given, load_limits, model_holder
 from scheduler.core.boosts import TimedFactor, boosted
 from scheduler.core.jobs import (
     CAPABILITIES,
@@ -44,6 +46,9 @@ class Key:
     user_id: int
     expires_at: float | None  # epoch seconds
     may_name_end_user: bool
+    allowed_models: frozenset[str] | None = None  # None: its user's
+    allowed_apis: frozenset[str] | None = None  # None: all
+    max_wait: float | None = None  # seconds in the queue, if less than its user's
 
 
 #: The line of ``Endpoint.headers`` for what most requests carry.
@@ -85,6 +90,8 @@ class Snapshot:
     draining: frozenset[int] = frozenset()  # backends to be disabled once nothing runs there
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    limits: Mapping[Holder, LimitSet] = field(default_factory=dict)
+    model_waits: Mapping[str, float] = field(default_factory=dict)  # longest waits, seconds
     models: Mapping[str, ModelSpec] = field(default_factory=dict)  # every name, one spec each
     listed_models: Mapping[str, ModelSpec] = field(default_factory=dict)  # shown to clients
     tunables: Tunables = field(default_factory=Tunables)
@@ -134,6 +141,7 @@ def _load_snapshot(version: int) -> Snapshot:
     site = SiteSettings.objects.filter(pk=1).first() or SiteSettings()
     users, allowed_models = _load_users()
     backends, endpoints, draining = _load_backends()
+    models = _merge_models(backends)
     return Snapshot(
         version=version,
         keys=_load_keys(),
@@ -146,7 +154,9 @@ def _load_snapshot(version: int) -> Snapshot:
         draining=draining,
         aliases={a.name: tuple(a.targets) for a in Alias.objects.all()},
         strategies=_load_strategies(),
-        models=_merge_models(backends),
+        limits=load_limits(models),
+        model_waits=_load_model_waits(models),
+        models=models,
         listed_models=_listed_models(backends),
         tunables=_load_tunables(site),
         keepalive_after=_saved_or_setting(site, "queue_keepalive_after"),
@@ -183,16 +193,34 @@ def _load_tunables(site: SiteSettings) -> Tunables:
 
 def _load_keys() -> dict[str, Key]:
     now = timezone.now()
+    keys: dict[str, Key] = {}
     usable = ApiKey.objects.filter(enabled=True, user__is_active=True).exclude(expires_at__lte=now)
-    return {
-        row.sha256: Key(
+    for row in usable:
+        key = keys[row.sha256] = Key(
             key_id=row.pk,
             user_id=row.user_id,
             expires_at=row.expires_at.timestamp() if row.expires_at else None,
             may_name_end_user=row.may_name_end_user,
+            allowed_models=_names(row.allowed_models),
+            allowed_apis=_names(row.allowed_apis),
+            max_wait=row.max_wait,
         )
-        for row in usable
-    }
+        if row.previous_sha256 and row.previous_until and row.previous_until > now:
+            until = row.previous_until.timestamp()
+            ends = until if key.expires_at is None else min(until, key.expires_at)
+            keys[row.previous_sha256] = replace(key, expires_at=ends)
+    return keys
+
+
+def _names(names: list[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)
+
+
+def _load_model_waits(models: Mapping[str, ModelSpec]) -> dict[str, float]:
+    """Under every name that a job may carry."""
+    rows = ModelLimits.objects.exclude(max_wait=None).values_list("model_name", "max_wait")
+    waits = {model_holder(name, models).ident: wait for name, wait in rows if wait is not None}
+    return {name: waits[spec.name] for name, spec in models.items() if spec.name in waits}
 
 
 def _open_to(username: str | None, users: Mapping[int, UserSpec]) -> Key | None:
@@ -242,6 +270,8 @@ def fallback_weights() -> dict[str, float]:
 def _user_spec(user: User) -> UserSpec:
     group = user.group
     quota = getattr(user, "quota", None)
+    holders = (quota, group)
+    shadow = any(one is not None and one.limits_shadow for one in holders)
     override = quota.weight_override if quota else None
     group_weight = group.scheduler_weight if group else None
 
@@ -262,20 +292,11 @@ def _user_spec(user: User) -> UserSpec:
         group_name=group.name if group else None,
         weight=weight(override),
         group_weight=weight(None),
-        max_concurrent=_limit("max_concurrent", quota, group),
+        max_concurrent=None if shadow else first_given("max_concurrent", holders),
         max_queued=quota.max_queued if quota else None,
         group_max_queued=group.max_queued if group else None,
-        max_wait_seconds=_limit("max_wait", quota, group),
+        max_wait_seconds=first_given("max_wait", holders),
     )
-
-
-def _limit(name: str, quota: Any, group: Group | None) -> Any:
-    """The quota's value where it has one, else the group's. 0 is a value."""
-    for holder in (quota, group):
-        value = getattr(holder, name, None)
-        if value is not None:
-            return value
-    return None
 
 
 def _load_backends() -> tuple[tuple[BackendSpec, ...], dict[int, Endpoint], frozenset[int]]:

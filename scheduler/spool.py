@@ -68,6 +68,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     outcome: str = ""
     reason: str = ""
     message: str = ""
+    limits_shadowed: tuple[dict[str, Any], ...] = ()
 
     selected_backend_id: int | None = None
     selected_backend: str = ""

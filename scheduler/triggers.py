@@ -19,6 +19,7 @@ CONFIGURATION_TABLES = (
     "accounts_quota",
     "accounts_apikey",
     "accounts_boost",
+    "accounts_modellimits",
     "backends_node",
     "backends_backend",
     "backends_backendmodel",

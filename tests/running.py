@@ -92,6 +92,7 @@ class RunningRouter:
         now = time.monotonic()
         self.runtime._adopt(snapshot, now)
         self.runtime._pump(now)
+        await self.runtime._learn_budgets()
 
     async def user(self, username: str, *, weight: Any = 1, **limits: Any) -> str:
         """A user alone in a group of that name and weight; returns a key."""

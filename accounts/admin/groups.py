@@ -15,7 +15,7 @@ from simple_history.admin import SimpleHistoryAdmin
 from unfold.admin import ModelAdmin
 
 from accounts.forms import GroupForm, weight_text
-from accounts.models import LIMITS, Group
+from accounts.models import LIMITS, TOTALS, Group
 
 
 @admin.register(Group)
@@ -26,6 +26,7 @@ class GroupAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
     fieldsets = (
         (None, {"fields": ("name", "description", "scheduler_weight", "allowed_models")}),
         ("Limits of each member", {"fields": LIMITS}),
+        ("Limits of all members together", {"fields": TOTALS}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Group]:

@@ -12,25 +12,65 @@ from django.template.response import TemplateResponse
 from simple_history.admin import SimpleHistoryAdmin
 from unfold.admin import ModelAdmin
 
-from accounts.models import ApiKey
+from accounts.forms import ApiKeyForm
+from accounts.models import LIMITS, ApiKey
 
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
     list_display = ("name", "prefix", "user", "enabled", "expires_at", "created_at",
-                    "may_name_end_user")  # fmt: skip
-    list_select_related = ("user",)
+                    "last_used", "may_name_end_user")  # fmt: skip
+    list_select_related = ("user", "use")
     list_filter = ("enabled", "may_name_end_user")
     search_fields = ("name", "prefix", "user__username")
     autocomplete_fields = ("user",)
-    fields = ("user", "name", "prefix", "enabled", "expires_at", "may_name_end_user", "created_at")
-    readonly_fields = ("prefix", "created_at")
+    form = ApiKeyForm
+    fieldsets = (
+        (
+            None,
+            {
+                "fields": (
+                    "user",
+                    "name",
+                    "prefix",
+                    "enabled",
+                    "expires_at",
+                    "may_name_end_user",
+                    "allowed_models",
+                    "allowed_apis",
+                    "created_at",
+                    "previous_until",
+                    "last_used",
+                )
+            },
+        ),
+        ("Limits of this key, besides its user's", {"fields": LIMITS}),
+    )
+    add_fieldsets = (
+        (
+            None,
+            {
+                "fields": (
+                    "user",
+                    "name",
+                    "expires_at",
+                    "may_name_end_user",
+                    "allowed_models",
+                    "allowed_apis",
+                )
+            },
+        ),
+        ("Limits of this key, besides its user's", {"fields": LIMITS}),
+    )
+    readonly_fields = ("prefix", "created_at", "previous_until", "last_used")
     actions = ("disable", "enable")
 
-    def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
-        if obj is None:
-            return ("user", "name", "expires_at", "may_name_end_user")
-        return self.fields
+    def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
+        return self.add_fieldsets if obj is None else self.fieldsets
+
+    @admin.display(description="last used", ordering="use__last_used_at")
+    def last_used(self, key: ApiKey) -> Any:
+        return key.last_used_at
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
         # A key handed to somebody else would take its user's share along.

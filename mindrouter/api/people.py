@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.db import transaction
@@ -12,7 +13,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from accounts.models import ApiKey, Boost, Group, Quota, Role, User
+from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, Role, User
 from mindrouter.api.fields import REASON, TextField
 from mindrouter.api.listing import query_class
 from mindrouter.api.resources import HistoryMixin, RowViewSet
@@ -20,8 +21,10 @@ from mindrouter.api.serializers import (
     ApiKeySerializer,
     BoostSerializer,
     GroupSerializer,
+    ModelLimitsSerializer,
     NewApiKeySerializer,
     QuotaSerializer,
+    RotationSerializer,
     UserSerializer,
 )
 
@@ -102,13 +105,27 @@ class BoostViewSet(HistoryMixin, RowViewSet[Boost]):
     columns: ClassVar = {"group": "group__name", "user": "user__username"}
 
 
+class ModelLimitsViewSet(HistoryMixin, RowViewSet[ModelLimits]):
+    """What all users together may use of one model."""
+
+    model = ModelLimits
+    serializer_class = ModelLimitsSerializer
+    queryset = ModelLimits.objects.order_by("model_name")
+    query = query_class(
+        "ModelLimits",
+        orders=("model_name",),
+        search=("model_name",),
+        filters={"model_name": _name()},
+    )
+
+
 @extend_schema_view(create=extend_schema(responses={201: NewApiKeySerializer}))
 class ApiKeyViewSet(HistoryMixin, RowViewSet[ApiKey]):
     """API keys. A key itself is shown once: when it is made, or made anew."""
 
     model = ApiKey
     serializer_class = ApiKeySerializer
-    queryset = ApiKey.objects.select_related("user").order_by("user__username", "name")
+    queryset = ApiKey.objects.select_related("user", "use").order_by("user__username", "name")
     permissions: ClassVar = {"rotate": "change", "revoke": "change"}
     query = query_class(
         "ApiKey",
@@ -130,14 +147,16 @@ class ApiKeyViewSet(HistoryMixin, RowViewSet[ApiKey]):
         self.perform_create(serializer)
         return _shown_once(serializer.instance, serializer.secret, status=201)
 
-    @extend_schema(request=None, responses=NewApiKeySerializer)
+    @extend_schema(request=RotationSerializer, responses=NewApiKeySerializer)
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, pk: int) -> Response:
-        """Replace the key by a new one at once, with the same name and rights."""
+        """Replace the key by a new one, with the same name, rights and limits. The old one stops
+        at once, or after the overlap that is asked for."""
         row = self.get_object()
-        secret = ApiKey.generate()
-        row.set_key(secret)
-        _save(row, "key rotated", "sha256", "prefix")
+        asked = RotationSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        secret = row.rotate(timedelta(seconds=asked.validated_data["overlap_seconds"]))
+        _save(row, "key rotated", *ApiKey.ROTATED)
         return _shown_once(row, secret)
 
     @extend_schema(request=None, responses=ApiKeySerializer)
@@ -146,7 +165,8 @@ class ApiKeyViewSet(HistoryMixin, RowViewSet[ApiKey]):
         """Refuse the key from now on."""
         row = self.get_object()
         row.enabled = False
-        _save(row, "key revoked", "enabled")
+        row.previous_sha256 = row.previous_until = None
+        _save(row, "key revoked", "enabled", "previous_sha256", "previous_until")
         return Response(ApiKeySerializer(row).data)
 
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from accounts.models import ApiKey, Boost, BoostState, Group, Quota, User
+from accounts.models import LIMITS, Api, ApiKey, Boost, BoostState, Group, ModelLimits, Quota, User
 from backends.models import (
     Alias,
     Backend,
@@ -104,6 +104,22 @@ class UserSerializer(RowSerializer[User]):
         return super()._save()
 
 
+class ModelLimitsSerializer(RowSerializer[ModelLimits]):
+    class Meta:
+        model = ModelLimits
+        fields = ("id", *columns(ModelLimits))
+
+
+class RotationSerializer(serializers.Serializer[Any]):
+    overlap_seconds = serializers.IntegerField(
+        required=False,
+        default=0,
+        min_value=0,
+        max_value=30 * 86400,
+        help_text="How long the old key goes on working.",
+    )
+
+
 class QuotaSerializer(RowSerializer[Quota]):
     user = _by_name(User.objects, "username", help_text="A username.")
 
@@ -139,6 +155,19 @@ class BoostSerializer(RowSerializer[Boost]):
 
 class ApiKeySerializer(RowSerializer[ApiKey]):
     user = _by_name(User.objects, "username", help_text="A username; it stays.")
+    allowed_models = NamesField(
+        required=False, allow_null=True, help_text="null: all that its user may use."
+    )
+    allowed_apis = serializers.ListField(
+        child=serializers.ChoiceField(choices=Api.choices),
+        required=False,
+        allow_null=True,
+        allow_empty=False,
+        help_text="null: all.",
+    )
+    last_used_at = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="To some seconds; null: never."
+    )
 
     class Meta:
         model = ApiKey
@@ -150,9 +179,14 @@ class ApiKeySerializer(RowSerializer[ApiKey]):
             "enabled",
             "expires_at",
             "may_name_end_user",
+            "allowed_models",
+            "allowed_apis",
+            *LIMITS,
             "created_at",
+            "previous_until",
+            "last_used_at",
         )
-        read_only_fields = ("prefix", "created_at")
+        read_only_fields = ("prefix", "created_at", "previous_until", "last_used_at")
         validators: ClassVar[list[Any]] = []  # the model's own check says the same
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +212,7 @@ class NewApiKeySerializer(ApiKeySerializer):
     key = serializers.CharField(read_only=True)
 
     class Meta(ApiKeySerializer.Meta):
-        fields = (*ApiKeySerializer.Meta.fields, "key")  # type: ignore[assignment]
+        fields = (*ApiKeySerializer.Meta.fields, "key")
 
 
 # ---- the cluster

@@ -69,6 +69,12 @@ _EXPOSED = b", ".join(
         b"x-mindrouter-reason",
         b"x-mindrouter-not-translated",
         b"retry-after",
+        b"x-should-retry",
+        *(
+            b"x-ratelimit-%b-%b" % (what, of)
+            for of in (b"requests", b"tokens")
+            for what in (b"limit", b"remaining", b"reset")
+        ),
     )
 )
 _starting = asyncio.Lock()
@@ -233,6 +239,8 @@ def authenticate(runtime: Serving, client: Client) -> Key:
     key = snapshot.keys.get(digest)
     if key is not None and key.user_id in snapshot.users:
         if key.expires_at is None or key.expires_at > time.time():
+            if key.allowed_apis is not None:
+                _check_api(key.allowed_apis, client.scope["path"])
             return key
     elif runtime.database_away:
         # It may be a new key that cannot be seen now: neither a refusal nor a pass.
@@ -240,6 +248,20 @@ def authenticate(runtime: Serving, client: Client) -> Key:
             "no_backend_available", "API keys cannot be checked right now.", retry_after=5
         )
     raise GatewayError("invalid_api_key", "The API key is unknown, disabled or expired.")
+
+
+def _check_api(allowed: frozenset[str], path: str) -> None:
+    """Whether a key that is limited to some APIs may ask here. Raises: GatewayError."""
+    if path in MINE or path.startswith(REQUESTS_PATH):
+        return  # one's own requests and usage, whichever way they came
+    if path.startswith("/api/"):
+        api = "ollama"
+    elif path in _ANTHROPIC_PATHS or path.startswith("/anthropic/"):
+        api = "anthropic"
+    else:
+        api = "openai"
+    if api not in allowed:
+        raise GatewayError("permission_denied", f"This key is not for the API {api!r}.")
 
 
 def _opened(runtime: Serving, client: Client) -> Key | None:
@@ -307,7 +329,11 @@ async def _tell_owner(client: Client, page: mine.Page) -> None:
     await client.respond(200, _JSON, body)
 
 
-MINE: dict[str, mine.Page] = {"/v1/queue/me": mine.queue, "/v1/usage/me": mine.usage}
+MINE: dict[str, mine.Page] = {
+    "/v1/queue/me": mine.queue,
+    "/v1/usage/me": mine.usage,
+    "/v1/limits/me": mine.limits,
+}
 OLLAMA_PAGES: dict[str, tuple[tuple[str, ...], Callable[[Client], Awaitable[None]]]] = {
     "/api/tags": (("GET", "HEAD"), _tags),
     "/api/ps": (("GET", "HEAD"), _ps),

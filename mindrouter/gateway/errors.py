@@ -47,6 +47,7 @@ class GatewayError(Exception):
         status: int | None = None,
         retry_after: int | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        hopeless: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -55,7 +56,4 @@ class GatewayError(Exception):
         self.status = status or STATUS_OF_CODE[code]
         self.retry_after = retry_after
         self.headers = headers
-
-    @property
-    def retry_is_hopeless(self) -> bool:
-        return self.code in HOPELESS
+        self.retry_is_hopeless = hopeless or code in HOPELESS

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.upstream import Body, Response, UpstreamError
-from mindrouter.gateway import failures, recording
+from mindrouter.gateway import failures, limiting, recording
 from mindrouter.gateway.client import Client, ClientLeftError, Headers
 from mindrouter.gateway.dialects import openai
 from mindrouter.gateway.dialects.addresses import OPENAI_ERRORS
@@ -63,6 +63,7 @@ class Exchange:
         "asked",
         "client",
         "key",
+        "limit_headers",
         "operation",
         "record",
         "relay",
@@ -82,6 +83,7 @@ class Exchange:
         self.started = time.monotonic()
         self.timeline = recording.Clock(record.arrived_at, self.started)
         self.asked: Asked | None = None
+        self.limit_headers: Headers = []
         self.relay: StreamRelay | BodyRelay | None = None
 
     async def run(self) -> None:
@@ -94,7 +96,7 @@ class Exchange:
         except GatewayError as error:
             await self._answer_with(error)
         except SchedulerError as error:
-            await self._answer_with(_gateway_error(error))
+            await self._answer_with(limiting.error_of(error))
         except ClientLeftError:
             self._client_left()
         except asyncio.CancelledError:
@@ -124,6 +126,8 @@ class Exchange:
         job = self._job(asked)
         self.client.watch()
         with await self.runtime.submit(job) as claim:
+            if claim.limited is not None:
+                self._note_limits(claim)
             self.record.queued_at = self.timeline.wall(claim.ticket.enqueued_at)
             try:
                 await self._attempt_until_served(claim, asked)
@@ -139,6 +143,13 @@ class Exchange:
             self.client.header(b"x-cache-key"),
         )
 
+    def _note_limits(self, claim: Claim) -> None:
+        """How its limits stand, for the response; and what those in shadow would have done."""
+        limited = claim.limited
+        assert limited is not None  # noqa: S101  asked before
+        self.limit_headers = limiting.headers(limited)
+        self.record.limits_shadowed = limited.shadowed
+
     def _job(self, asked: Asked) -> Job:
         """The scheduler's view of the request. Raises: GatewayError."""
         snapshot = self.runtime.snapshot
@@ -148,17 +159,30 @@ class Exchange:
             raise GatewayError(
                 "permission_denied", f"The model {asked.model!r} is not open to your group."
             )
+        if self.key.allowed_models is not None and model not in self.key.allowed_models:
+            raise GatewayError(
+                "permission_denied", f"The model {asked.model!r} is not open to your key."
+            )
+        name = self.runtime.resolve_alias(model)
         return Job(
             request_id=self.record.request_id,
             user_id=self.key.user_id,
             unit=self._unit(asked) if self.key.may_name_end_user else self.key.user_id,
-            model_name=self.runtime.resolve_alias(model),
+            model_name=name,
             needs=asked.needs,
             prompt_tokens=asked.prompt_tokens,
             max_tokens=asked.max_tokens,
             cache_key=asked.cache_key,
             context_tokens=asked.context_tokens,
+            key_id=self.key.key_id,
+            max_wait_seconds=self._max_wait(name),
         )
+
+    def _max_wait(self, model_name: str) -> float | None:
+        """The shorter of the key's and the model's longest wait; the user's is the scheduler's."""
+        waits = self.runtime.snapshot.model_waits
+        own, models = self.key.max_wait, waits.get(model_name) if waits else None
+        return own if models is None else models if own is None else min(own, models)
 
     def _model_of(self, asked: Asked) -> str:
         """The name that the model or alias is configured by."""
@@ -379,7 +403,7 @@ class Exchange:
 
     async def respond_error(self, error: GatewayError) -> None:
         """An error as a response of its own."""
-        headers = [*error_headers(error), *self._headers_of_record()]
+        headers = [*error_headers(error), *self._headers_of_record(), *self.limit_headers]
         body = self.operation.errors.body(error, self.record.request_id)
         if self.client.unread:
             await self.client.respond_unread(error.status, headers, body)
@@ -390,9 +414,10 @@ class Exchange:
         """Where it went, how long it waited and why it went there, as far as is known."""
         lease = claim.lease
         if lease is None:
-            return []
+            return self.limit_headers
         waited = lease.dispatched_at - claim.ticket.enqueued_at
-        return _placement_headers(lease.backend_name, waited, lease.decision.reason)
+        found = _placement_headers(lease.backend_name, waited, lease.decision.reason)
+        return found + self.limit_headers if self.limit_headers else found
 
     def _headers_of_record(self) -> Headers:
         """The same for an answer that is an error, when the lease is gone."""
@@ -419,10 +444,6 @@ def error_headers(error: GatewayError) -> Headers:
     if error.retry_is_hopeless:
         headers.append((b"x-should-retry", b"false"))
     return headers
-
-
-def _gateway_error(error: SchedulerError) -> GatewayError:
-    return GatewayError(error.reason, error.message, retry_after=error.retry_after)
 
 
 def _shutting_down() -> GatewayError:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from django.db import DatabaseError, connection
-from django.db.models import Sum
-from django.utils import timezone
 
-from accounts.models import BudgetPeriod, User
+from accounts.limits import Holder, iso, period_bounds
 from mindrouter.gateway.errors import GatewayError
+from scheduler.budgets import site_zone, used_since
 from scheduler.explain import sentence
 from scheduler.models import Decision
-from scheduler.serializers import DecisionDetailSerializer
-from scheduler.services import case_of
+from scheduler.serializers import DecisionDetailSerializer, number
+from scheduler.services import case_of, described
 from scheduler.serving import Serving
 from scheduler.snapshot import Key
 from scheduler.spool import Record
@@ -108,8 +107,31 @@ def _head(record: Record, state: str) -> dict[str, Any]:
 
 
 async def usage(runtime: Serving, key: Key) -> bytes:
-    """``GET /v1/usage/me``: the budget of the current period and what is used of it."""
-    return await _from_database(_usage, key.user_id)
+    """``GET /v1/usage/me``: the user's token budget and what is used of its current period."""
+    found = await runtime.use_of([Holder("user", key.user_id)])
+    use = found[0] if found else None
+    if use is None or use.budget_used is None or use.budget_resets_at is None:
+        return await _from_database(_used_today, key.user_id)
+    budget, used, reserved = use.limits.token_budget, use.budget_used, use.budget_reserved or 0.0
+    return _encode(
+        {
+            "token_budget": budget,
+            "used": number(used),
+            "reserved": number(reserved),
+            "remaining": number(max(0.0, (budget or 0) - used - reserved)),
+            "resets_at": iso(use.budget_resets_at, site_zone()),
+        }
+    )
+
+
+async def limits(runtime: Serving, key: Key) -> bytes:
+    """``GET /v1/limits/me``: how every limit stands that concerns the key's requests."""
+    user = runtime.snapshot.users[key.user_id]
+    holders = [Holder("key", key.key_id), Holder("user", key.user_id)]
+    if user.group_id is not None:
+        holders.append(Holder("group", user.group_id))
+    found = [one for use in await runtime.use_of(holders) for one in described(use)]
+    return _encode({"limits": found})
 
 
 async def _from_database(question: Callable[..., bytes], *args: Any) -> bytes:
@@ -142,38 +164,16 @@ def _unknown(request_id: str) -> GatewayError:
     return GatewayError("not_found", message, headers=((b"retry-after", b"3"),))
 
 
-def _usage(user_id: int) -> bytes:
-    user = User.objects.select_related("group", "quota").get(pk=user_id)
-    holders = (getattr(user, "quota", None), user.group)
-    budget = _first_given("token_budget", holders)
-    period = _first_given("budget_period", holders) or BudgetPeriod.DAY
-    start, end = period_around(timezone.localtime(), period)
-    spent = Decision.objects.filter(user=user.username, user_id=user_id, arrived_at__gte=start)
-    used = spent.aggregate(sum=Sum("charged_tokens"))["sum"] or 0.0
+def _used_today(user_id: int) -> bytes:
+    """Of a user without a budget."""
+    holder, day = Holder("user", user_id), period_bounds(time.time(), "day", site_zone())
+    used = used_since(day[0], [holder])[holder]
     return _encode(
         {
-            "token_budget": budget,
-            "used": used,
+            "token_budget": None,
+            "used": number(used),
             "reserved": 0,
-            "remaining": None if budget is None else max(0.0, budget - used),
-            "resets_at": end.isoformat(),
+            "remaining": None,
+            "resets_at": iso(day[1], site_zone()),
         }
     )
-
-
-def _first_given(name: str, holders: tuple[Any, ...]) -> Any:
-    """The quota's value where it has one, else the group's."""
-    values = (getattr(holder, name, None) for holder in holders)
-    return next((value for value in values if value is not None), None)
-
-
-def period_around(moment: datetime, period: str) -> tuple[datetime, datetime]:
-    """The calendar day, week (from Monday) or month that holds ``moment``, in its own zone."""
-    day = moment.replace(hour=0, minute=0, second=0, microsecond=0)
-    if period == BudgetPeriod.WEEK:
-        monday = day - timedelta(days=day.weekday())
-        return monday, monday + timedelta(days=7)
-    if period == BudgetPeriod.MONTH:
-        first = day.replace(day=1)
-        return first, (first + timedelta(days=32)).replace(day=1)
-    return day, day + timedelta(days=1)

@@ -14,13 +14,15 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from django.conf import settings
 
+from accounts.limits import Holder, Use
 from scheduler.bus import redis
 from scheduler.bus.messages import (
     VERSION,
@@ -51,6 +53,7 @@ from scheduler.bus.messages import (
     decode_outward,
     decode_picture,
     decode_position,
+    decode_uses,
     decode_view,
     decode_waiting,
     encode,
@@ -501,6 +504,7 @@ class RemoteRuntime(Serving):
         ticket.attempts = told.attempt
         ticket.position_at_arrival, ticket.wait_reason = told.position_at_arrival, told.wait_reason
         ticket.state = "leased"
+        claim.limited = claim.limited or told.limited
         self._unanswered.pop(told.number, None)
         claim.answer()
         claim.wake()
@@ -510,21 +514,26 @@ class RemoteRuntime(Serving):
         if claim is not None:
             claim.ticket.position_at_arrival = told.position_at_arrival
             claim.ticket.wait_reason = told.wait_reason
+            claim.limited = told.limited
             claim.answer()
 
     def _on_refused(self, told: Refused) -> None:
         claim = self._claims.get(told.number)
         if claim is None or claim.ticket.state != "queued":
             return
-        error = (told.reason, told.message, told.retry_after)
-        self._drop(claim, Evicted(*error) if told.after_queueing else Rejected(*error))
+        kind = Evicted if told.after_queueing else Rejected
+        error = kind(told.reason, told.message, told.retry_after, hopeless=told.hopeless)
+        self._drop(claim, error)
 
     def _drop(self, claim: RemoteClaim, error: SchedulerError) -> None:
         """It waits no more."""
         self._unanswered.pop(claim.number, None)
         claim.ticket.state = "evicted"
         if claim.answered is not None:
-            claim.answer(Rejected(error.reason, error.message, error.retry_after))
+            refusal = Rejected(
+                error.reason, error.message, error.retry_after, hopeless=error.hopeless
+            )
+            claim.answer(refusal)
             return
         claim.ticket.error = Evicted(error.reason, error.message, error.retry_after)
         claim.wake()
@@ -589,6 +598,10 @@ class RemoteRuntime(Serving):
 
     async def _take_picture(self) -> QueuePicture:
         return QueuePicture(*decode_picture(await self.ask("picture", None, PICTURE_SECONDS)))
+
+    async def use_of(self, holders: Sequence[Holder]) -> list[Use]:
+        asked = msgspec.to_builtins(holders)
+        return decode_uses(await self.ask("limits", asked, ANSWER_SECONDS))
 
     async def _evict(self, request_id: str) -> bool:
         return decode_evicted(await self.ask("evict", request_id, ANSWER_SECONDS))

@@ -19,6 +19,7 @@ import msgspec
 from django.conf import settings
 from django.db import DatabaseError
 
+from scheduler.admission import Admission
 from scheduler.bus import redis
 from scheduler.bus.messages import (
     VERSION,
@@ -41,6 +42,7 @@ from scheduler.bus.messages import (
     Told,
     ToScheduler,
     Waits,
+    decode_holders,
     decode_inward,
     encode,
     read,
@@ -204,6 +206,7 @@ class SchedulerProcess(Runtime):
             self._timer.cancel()
             self._timer = None
         self.scheduler = Scheduler(Tunables())
+        self.admission = Admission()
         now = time.monotonic()
         self._adopt(self.snapshot, now)
         self._observe(self._polls, now)
@@ -236,6 +239,10 @@ class SchedulerProcess(Runtime):
             self._saved = dict(bus)
             self._expected |= set(bus)
             self.scheduler.restore(state, time.monotonic())
+        # Anew, since what was used while standing by is not known.
+        self.admission = Admission()
+        self.admission.configure(self.snapshot, {}, (), time.monotonic())
+        self.admission.restore((state or {}).get("budgets", []))
         await self._tell_all()
 
     async def _last_checkpoint(self) -> dict[str, Any] | None:
@@ -555,6 +562,9 @@ class SchedulerProcess(Runtime):
             case "picture":
                 picture = await self._take_picture()
                 return encode((picture.taken_at, picture.flows))
+            case "limits":
+                asked = decode_holders(encode(question.argument))
+                return encode(await self.use_of(asked))
             case "evict":
                 return encode(await self._evict(str(question.argument)))
             case "position":
@@ -578,7 +588,11 @@ class SchedulerProcess(Runtime):
         self._settled = False
         # In one go: the shares must hold just the settlements up to these.
         applied = {name: peer.applied for name, peer in self.peers.items()} | self._applied
-        state = {**self.scheduler.checkpoint(time.monotonic()), "bus": applied}
+        state = {
+            **self.scheduler.checkpoint(time.monotonic()),
+            "bus": applied,
+            "budgets": self.admission.ledger.budgets(),
+        }
         stored: Any = await self._control.eval(
             _SAVE, 2, redis.LEADER, redis.SHARES, self._holder, msgspec.json.encode(state)
         )

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from accounts.limits import Holder, Use
 from scheduler.core.jobs import Job, Usage
 from scheduler.core.picture import FlowPicture
 from scheduler.core.tickets import Decision, WaitReason
 from scheduler.core.views import BackendView, QueuedView
-from scheduler.serving import LiveView
+from scheduler.serving import Limited, LiveView
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class Ask(_Message, tag=8):
     """A question, to be answered by ``Told`` with the same number."""
 
     question: int
-    what: str  # "view", "waiting", "picture", "evict", "position"
+    what: str  # "view", "waiting", "picture", "evict", "position", "limits"
     argument: Any = None
 
 
@@ -145,12 +146,14 @@ class Leased(_Message, tag=21):
     decision: Decision  # without the backends' names, which every process knows
     position_at_arrival: int
     wait_reason: WaitReason
+    limited: Limited | None = None
 
 
 class Queued(_Message, tag=22):
     number: int
     position_at_arrival: int
     wait_reason: WaitReason
+    limited: Limited | None = None
 
 
 class Refused(_Message, tag=23):
@@ -161,6 +164,7 @@ class Refused(_Message, tag=23):
     reason: str
     message: str
     retry_after: int | None
+    hopeless: bool = False
 
 
 class Told(_Message, tag=24):
@@ -228,6 +232,8 @@ decode_view = msgspec.msgpack.Decoder(LiveView, dec_hook=_unit).decode
 decode_waiting = msgspec.msgpack.Decoder(tuple[float, list[QueuedView]], dec_hook=_unit).decode
 decode_picture = msgspec.msgpack.Decoder(tuple[float, list[FlowPicture]], dec_hook=_unit).decode
 decode_evicted = msgspec.msgpack.Decoder(bool).decode
+decode_uses = msgspec.msgpack.Decoder(list[Use]).decode
+decode_holders = msgspec.msgpack.Decoder(list[Holder]).decode
 decode_position = msgspec.msgpack.Decoder(tuple[int, float | None]).decode
 
 

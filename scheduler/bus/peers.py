@@ -59,7 +59,16 @@ class Peer:
         return encode(Outward(VERSION, epoch, self.session, self._sent, messages))
 
     def refuse(self, number: int, error: SchedulerError, *, after_queueing: bool) -> None:
-        self.tell(Refused(number, after_queueing, error.reason, error.message, error.retry_after))
+        self.tell(
+            Refused(
+                number,
+                after_queueing,
+                error.reason,
+                error.message,
+                error.retry_after,
+                error.hopeless,
+            )
+        )
 
 
 class Held:
@@ -78,6 +87,8 @@ class Held:
 
     def wake(self) -> None:
         """Its ticket has changed."""
+        if self.claim.hold is not None:
+            self.claim.hold.proceed()
         ticket = self.claim.ticket
         if ticket.state == "leased":
             self.tell_lease()
@@ -93,7 +104,14 @@ class Held:
             self.tell_lease()
         else:
             ticket = self.claim.ticket
-            self.peer.tell(Queued(self.number, ticket.position_at_arrival, ticket.wait_reason))
+            self.peer.tell(
+                Queued(
+                    self.number,
+                    ticket.position_at_arrival,
+                    ticket.wait_reason,
+                    self.claim.limited,
+                )
+            )
 
     def tell_lease(self) -> None:
         ticket = self.claim.ticket
@@ -111,6 +129,7 @@ class Held:
                 lease.decision._replace(names=NO_NAMES),
                 ticket.position_at_arrival,
                 ticket.wait_reason,
+                self.claim.limited,
             )
         )
 

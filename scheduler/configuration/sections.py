@@ -8,19 +8,9 @@ from typing import Any
 
 from django.db import models
 
-from accounts.models import ApiKey, Boost, Group, Quota, User
+from accounts.models import LIMITS, TOTALS, ApiKey, Boost, Group, ModelLimits, Quota, User
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
 from scheduler.core.jobs import CAPABILITIES
-
-_LIMITS = (
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_concurrent",
-    "token_budget",
-    "budget_period",
-    "max_wait",
-    "max_queued",
-)
 
 
 def column_of(model: type[models.Model], name: str) -> models.Field[Any, Any]:
@@ -56,7 +46,7 @@ SECTIONS = (
         noun="group",
         model=Group,
         key=("name",),
-        fields=("description", "scheduler_weight", *_LIMITS, "allowed_models"),
+        fields=("description", "scheduler_weight", *LIMITS, *TOTALS, "allowed_models"),
     ),
     Section(
         name="users",
@@ -80,7 +70,7 @@ SECTIONS = (
         noun="quota of",
         model=Quota,
         key=("user",),
-        fields=("weight_override", *_LIMITS),
+        fields=("weight_override", *LIMITS),
         references={"user": "users"},
     ),
     Section(
@@ -88,7 +78,14 @@ SECTIONS = (
         noun="API key",
         model=ApiKey,
         key=("user", "name"),
-        fields=("enabled", "expires_at", "may_name_end_user"),
+        fields=(
+            "enabled",
+            "expires_at",
+            "may_name_end_user",
+            "allowed_models",
+            "allowed_apis",
+            *LIMITS,
+        ),
         references={"user": "users"},
         secrets=("key",),
     ),
@@ -130,6 +127,13 @@ SECTIONS = (
         ),
         references={"node": "nodes"},
         secrets=("api_key",),
+    ),
+    Section(
+        name="model_limits",
+        noun="limits of",
+        model=ModelLimits,
+        key=("model_name",),
+        fields=LIMITS,
     ),
     Section(name="aliases", noun="alias", model=Alias, key=("name",), fields=("targets",)),
     Section(

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 class SchedulerError(Exception):
     """``reason`` is one of the codes clients and records see; ``retry_after`` is in seconds, 1–60,
-    or None where waiting cannot help."""
+    or None where waiting cannot help. ``hopeless``: nor within the next minute."""
 
-    def __init__(self, reason: str, message: str, retry_after: int | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        retry_after: int | None = None,
+        *,
+        hopeless: bool = False,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+        self.hopeless = hopeless
 
 
 class Rejected(SchedulerError):  # noqa: N818  a state of the job, as in the glossary

@@ -57,6 +57,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: What must fit a model's context at once, where that is not prompt and answer together: of
     #: many inputs the longest.
     context_tokens: int | None = None
+    key_id: int = 0  # the API key that it came with; 0: none
+    max_wait_seconds: float | None = None  # if less than its user's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

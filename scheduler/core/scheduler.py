@@ -229,6 +229,13 @@ class Scheduler:
                 retry_after(cls.pool.drain.seconds_for(max(1, account.queued), now)),
             )
 
+    def retry_after(self, job: Job, now: float) -> int:
+        """Seconds, 1–60, until one more of the user's requests may have ended, at the measured
+        rate. Raises: Rejected."""
+        account = self._roster.account(job.user_id)
+        cls, _ = self._catalogue.classify(job, account.spec.group_id)
+        return retry_after(cls.pool.drain.seconds_for(max(1, account.queued), now))
+
     def _check_bounds(self, job: Job, account: Account, cls: JobClass, now: float) -> None:
         """R16. At a bound it counts who really has to wait, so what can be served is served."""
         total = self._waiting.queued

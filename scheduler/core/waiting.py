@@ -146,7 +146,10 @@ class WaitingRoom:
     def _set_deadline(self, ticket: Ticket) -> None:
         """Only time in the queue counts, not that of attempts that failed."""
         own = ticket.flow.unit.account.spec.max_wait_seconds
-        left = (self._max_wait if own is None else own) - ticket.waited_seconds
+        longest = self._max_wait if own is None else own
+        if ticket.job.max_wait_seconds is not None:
+            longest = min(longest, ticket.job.max_wait_seconds)
+        left = longest - ticket.waited_seconds
         deadline = left + (ticket.queued_since if ticket.attempts else ticket.enqueued_at)
         if deadline == ticket.deadline:
             return

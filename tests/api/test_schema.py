@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks as openapi
 
-from accounts.models import ApiKey
+from accounts.models import ApiKey, ModelLimits
 from backends import services, trial
 from backends.models import Alias, BackendModel, ModelStrategy, Node
 from backends.probe import ProbeResult
@@ -103,6 +103,7 @@ def rows(root_key: str) -> dict[str, int]:
         "users": ada.pk,
         "quotas": make_quota(ada, weight_override=2).pk,
         "boosts": make_boost(user=ada, name="project").pk,
+        "model-limits": ModelLimits.objects.create(model_name="m").pk,
         "api-keys": ApiKey.objects.get(name="laptop").pk,
         "backends": backend.pk,
         "backend-models": BackendModel.objects.get().pk,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import zoneinfo
-from datetime import datetime
 from typing import Any
 
 import pytest
 
 from accounts.models import Group
-from mindrouter.gateway.mine import period_around
 from tests.running import RunningRouter
 from tests.stubs.openai_stub import OpenAIStub, held
 
@@ -82,18 +79,3 @@ async def test_usage_is_what_was_charged_in_the_period(router: RunningRouter) ->
     told = await get(router, "/v1/usage/me")
     assert (told["token_budget"], told["reserved"], told["remaining"]) == (12, 0, 2)
     assert told["resets_at"][8:10] == "01"
-
-
-@pytest.mark.parametrize(
-    ("period", "start", "end"),
-    [
-        ("day", "2026-10-25", "2026-10-26"),
-        ("week", "2026-10-19", "2026-10-26"),
-        ("month", "2026-10-01", "2026-11-01"),
-    ],
-)
-def test_periods_are_those_of_the_calendar(period: str, start: str, end: str) -> None:
-    """On the Sunday on which summer time ends."""
-    zone = zoneinfo.ZoneInfo("Europe/Berlin")
-    found = period_around(datetime(2026, 10, 25, 12, tzinfo=zone), period)
-    assert [moment.strftime("%Y-%m-%d %H") for moment in found] == [f"{start} 00", f"{end} 00"]

@@ -52,6 +52,12 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
         "budget_period": None,
         "max_wait": None,
         "max_queued": None,
+        "limits_shadow": False,
+    }
+    totals = {
+        f"total_{name}": None
+        for name in limits
+        if not name.startswith("max_wait") and name not in ("max_queued", "limits_shadow")
     }
     exported = yaml.safe_load(text)
     [backend] = exported.pop("backends")
@@ -93,6 +99,7 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
         "groups": [
             {"name": "physics", "description": "", "scheduler_weight": 0.5}
             | limits
+            | totals
             | {"allowed_models": ["m"]}
         ],
         "users": [
@@ -116,10 +123,14 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
                 "enabled": True,
                 "expires_at": "2030-01-01T00:00:00+00:00",
                 "may_name_end_user": False,
+                "allowed_models": None,
+                "allowed_apis": None,
             }
+            | limits
         ],
         "boosts": [],
         "nodes": [],
+        "model_limits": [],
         "aliases": [],
         "strategies": [],
         "settings": {"share_mode": "group", "quantum": 500},
