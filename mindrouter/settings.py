@@ -287,7 +287,10 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "SCHEMA_PATH_PREFIX": "/api/admin",
     "COMPONENT_SPLIT_REQUEST": True,  # what is only taken or only shown is in one of the two
-    "ENUM_NAME_OVERRIDES": {"EngineEnum": "backends.models.Engine"},
+    "ENUM_NAME_OVERRIDES": {
+        "EngineEnum": "backends.models.Engine",
+        "BudgetPeriodEnum": "accounts.models.BudgetPeriod",
+    },
     "SERVE_INCLUDE_SCHEMA": False,  # it need not describe itself
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
