@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from backends.filepart import FilePart
 from mindrouter.gateway.errors import GatewayError
+from mindrouter.gateway.surfaces import upload as upload_module
 from mindrouter.gateway.surfaces.form import Form
 from mindrouter.gateway.surfaces.reading import read_audio_form, read_image_form
 from mindrouter.gateway.surfaces.upload import MEMORY_BYTES, Upload
@@ -78,11 +79,18 @@ def test_a_large_form_is_in_a_file_and_comes_out_of_it_whole(tmp_path: Path) -> 
     assert form.upload.bytes_in_memory == 0
 
 
-async def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    upload = Upload(tmp_path / "missing")
-    with pytest.raises(GatewayError, match="cannot keep the upload") as refused:
+@pytest.mark.parametrize("why", ["No such file", "No space left"])
+async def test_a_disk_that_takes_no_upload_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Also one that is nearly full: records need room more than uploads do."""
+    if why == "No space left":
+        monkeypatch.setattr(upload_module, "LEAST_FREE_BYTES", 1 << 60)
+    upload = Upload(tmp_path if why == "No space left" else tmp_path / "missing")
+    with pytest.raises(GatewayError, match=f"cannot keep the upload: {why}") as refused:
         await upload.add(bytes(MEMORY_BYTES + 1))
     assert refused.value.status == 500
+    upload.close()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,9 @@ async def test_a_full_disk_is_told(tmp_path: Path) -> None:
         (part("model", b"\r\n--X") + SOUND + END, "no name of a model"),
         (part("model", b"x" * 301) + SOUND + END, "too long"),
         (MODEL + part("prompt", b"x" * 300_000) + SOUND + END, "'prompt' is too long"),
-        (MODEL + b"--XX\r\n\r\nvalue\r\n" + SOUND + END, "no name"),
+        (MODEL + b"--XX\r\n\r\nvalue\r\n" + SOUND + END, "not one name"),
+        (MODEL + part('x"; name="model', b"m") + SOUND + END, "not one name"),
+        (MODEL + part("x\"; NAME*=UTF-8''model; a=\"", b"m") + SOUND + END, "not one name"),
         (MODEL + b"--XX\r\nbad header\r\n\r\nvalue\r\n" + SOUND + END, "cannot be read"),
         (MODEL + part("a", b"", more="X: 1\r\nx: 2\r\n") + SOUND + END, "a header twice"),
         (MODEL + part("a", b"") * 1000 + SOUND + END, "more than 1000 parts"),

@@ -84,7 +84,7 @@ class SurfaceExchange(Exchange):
         failure = await super()._exchange(claim, asked, endpoint, attempt)
         if failure is None or not _is_unable(failure):
             return failure
-        what = self.surface.path.decode()
+        what = self.surface.path_of(endpoint.engine).decode()
         message = f"Backend {endpoint.name} does not serve {what} for this model"
         why = f": {failure.error.message}" if failure.status == 501 else "."
         error = GatewayError("capability_missing", message + why, param="model")
@@ -93,7 +93,7 @@ class SurfaceExchange(Exchange):
     def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, Body]:
         form = self._form
         body = asked.body_for(model_name) if form is None else form.body_for(model_name)
-        return self.surface.path, body
+        return self.surface.path_of(endpoint.engine), body
 
     def _relay_of(
         self, kind: bytes, claim: Claim, asked: Asked, endpoint: Endpoint

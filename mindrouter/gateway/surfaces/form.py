@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 from pathlib import Path
 
@@ -16,6 +17,9 @@ KIND = b"multipart/form-data"
 #: Bytes of a field that the router reads; OpenAI's longest prompt for an image has 32,000 letters.
 MAX_FIELD_BYTES = 256 * 1024
 MAX_PARTS = 1000
+#: Parsers differ in which one counts where there are two.
+_NAMES = re.compile(rb"(?<![\w*])name\s*\*?\s*=", re.IGNORECASE)
+_BOUNDARIES = re.compile(rb"boundary\s*\*?\s*=", re.IGNORECASE)
 
 
 class Form:
@@ -31,7 +35,7 @@ class Form:
         """Raises: GatewayError where this is no content type of a form."""
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
-        if kind != KIND or not boundary:
+        if kind != KIND or not boundary or len(_BOUNDARIES.findall(content_type)) > 1:
             raise malformed("The body must be multipart/form-data with a boundary.")
         self.content_type = content_type
         self.fields: dict[str, str] = {}
@@ -129,10 +133,11 @@ class Form:
         self._header_name = self._header_value = b""
 
     def _end_headers(self) -> None:
-        kind, options = parse_options_header(self._headers.get(b"content-disposition"))
+        disposition = self._headers.get(b"content-disposition", b"")
+        kind, options = parse_options_header(disposition)
         name = options.get(b"name", b"").decode("utf-8", "replace")
-        if kind != b"form-data" or not name:
-            raise malformed("A part of the form has no name.")
+        if kind != b"form-data" or not name or len(_NAMES.findall(disposition)) > 1:
+            raise malformed("A part of the form has not one name.")
         self._is_file = b"filename" in options
         self.files += self._is_file
         if name == "model" and (

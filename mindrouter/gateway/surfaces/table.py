@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from mindrouter.gateway.requests import Asked
 from mindrouter.gateway.surfaces import reading
@@ -22,11 +22,15 @@ class Surface:
 
     name: str  # as recorded
     path: bytes  # at the backend
+    path_at: Mapping[str, bytes] = field(default_factory=dict)  # at those of some engines
     task: Task
     read: Callable[[bytes, str | None], Asked] | None = None
     read_form: Callable[[Form], Asked] | None = None
     kinds: tuple[bytes, ...] = ()
     at_once: bool = False
+
+    def path_of(self, engine: str) -> bytes:
+        return self.path_at.get(engine, self.path)
 
     def takes(self, kind: bytes) -> bool:
         """Whether an answer of this content type, in lower case, can be one."""
@@ -49,7 +53,13 @@ _SCORE = Surface(name="score", path=b"/v1/score", task="rerank", read=reading.re
 SURFACES: dict[str, Surface] = {
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
-    "/rerank": _RERANK,
+    "/rerank": Surface(  # the only one that Text Embeddings Inference has
+        name="rerank",
+        path=b"/rerank",
+        path_at={"sglang": b"/v1/rerank"},
+        task="rerank",
+        read=reading.read_rerank,
+    ),
     "/v1/score": _SCORE,
     "/score": _SCORE,
     "/v1/moderations": Surface(

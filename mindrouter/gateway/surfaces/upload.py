@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import tempfile
 from pathlib import Path
 from typing import IO
@@ -14,6 +16,8 @@ from mindrouter.gateway.errors import GatewayError
 MEMORY_BYTES = 1 << 20
 #: So much is gathered for each write to the file.
 WRITE_BYTES = 256 * 1024
+#: Room that uploads leave on the disk, where records and the database may lie, too.
+LEAST_FREE_BYTES = 256 << 20
 
 
 class Upload:
@@ -71,5 +75,8 @@ class Upload:
 
 
 def _write_out(file: IO[bytes], data: bytes) -> None:
+    disk = os.fstatvfs(file.fileno())
+    if disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     file.write(data)
     file.flush()

@@ -42,7 +42,14 @@ async def test_a_form_that_is_none_is_refused_and_recorded(
 
 
 @pytest.mark.parametrize(
-    "kind", ["application/json", "multipart/form-data", "multipart/mixed; boundary=XX", ""]
+    "kind",
+    [
+        "application/json",
+        "multipart/form-data",
+        "multipart/form-data; boundary=XX; boundary=YY",
+        "multipart/mixed; boundary=XX",
+        "",
+    ],
 )
 async def test_another_content_type_is_refused_unread(
     router: RunningRouter, stub: OpenAIStub, kind: str

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from backends.models import Alias, BackendModel
+from backends.models import Alias, Backend, BackendModel
 from tests.running import RunningRouter
-from tests.stubs.openai_stub import OpenAIStub, refuse
+from tests.stubs.openai_stub import Call, OpenAIStub, refuse
 from tests.stubs.surfaces import (
     llamacpp_without_reranking,
     reranks,
@@ -25,10 +25,19 @@ ASKED: dict[str, Any] = {
 USAGE = {"total_tokens": 56}
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+@pytest.mark.parametrize(
+    ("path", "engine", "there"),
+    [
+        ("/v1/rerank", "vllm", "/v1/rerank"),
+        ("/v2/rerank", "llamacpp", "/v1/rerank"),
+        ("/rerank", "openai", "/rerank"),
+        ("/rerank", "sglang", "/v1/rerank"),
+    ],
+)
 async def test_it_passes_unchanged_and_costs_what_is_told(
-    router: RunningRouter, stub: OpenAIStub, path: str
+    router: RunningRouter, stub: OpenAIStub, path: str, engine: str, there: str
 ) -> None:
+    await router.change(lambda: Backend.objects.update(engine=engine))
     stub.then(reranks(USAGE))
     answer = await router.client.post(path, json=ASKED)
     assert answer.status_code == 200
@@ -37,11 +46,25 @@ async def test_it_passes_unchanged_and_costs_what_is_told(
     assert [row["index"] for row in told["results"]] == [1, 0]
     assert told["results"][1]["document"]["text"] == "Paris is the capital."
     assert told["usage"] == USAGE
-    assert (stub.calls[0].path, stub.calls[0].body) == ("/v1/rerank", ASKED)
+    assert (stub.calls[0].path, stub.calls[0].body) == (there, ASKED)
     record = await router.record()
     assert (record.dialect, record.endpoint, record.outcome) == ("openai", "rerank", "completed")
     assert (record.prompt_tokens, record.completion_tokens) == (56, 0)
     assert record.usage_estimated is False
+
+
+async def test_the_form_of_text_embeddings_inference_passes_too(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    async def behave(call: Call) -> None:
+        await call.json([{"index": 0, "score": 0.9}])
+
+    stub.then(behave)
+    asked = {"model": "m", "query": "a" * 8, "texts": ["b" * 4, "b" * 4]}
+    answer = await router.client.post("/rerank", json=asked)
+    assert (answer.json(), stub.calls[0].body) == ([{"index": 0, "score": 0.9}], asked)
+    record = await router.record()
+    assert (record.prompt_tokens, record.usage_estimated) == (2 * 2 + 2 * 1, True)
 
 
 async def test_without_usage_the_query_counts_once_for_each_document(
