@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('scheduler', '0006_share_time_lines'),
+        ('scheduler', '0007_background_calls'),
     ]
 
     operations = [
