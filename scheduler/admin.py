@@ -168,6 +168,18 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
     search_help_text = "A whole request id, the router's or the client's."
     sortable_by = ()
 
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Decision], search_term: str
+    ) -> tuple[QuerySet[Decision], bool]:
+        """Found by one index each: asked for either in one condition, a database that knows the
+        clients' ids to be rare reads the whole table."""
+        if not search_term:
+            return queryset, False
+        found = Decision.objects.order_by().values_list("pk", flat=True)
+        names = ("request_id", "client_request_id")
+        ids = {pk for name in names for pk in found.filter(**{name: search_term})[:MOST_ROWS]}
+        return queryset.filter(pk__in=ids), False
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return DecisionList
 

@@ -22,6 +22,12 @@ _WAIT_REASONS = {
     "paused": "all backends with {model} were disabled, draining or down",
     "no_memory": "no backend had the memory for {model}",
 }
+#: Causes that the wait in the queue does not tell.
+_LATE = {
+    "cold_load": "the model had to be loaded first",
+    "long_prompt": "the prompt was long",
+    "slow_backend": "the backend was slow",
+}
 _ADVANTAGES = {
     "model_loaded": "model loaded",
     "low_utilization": "less used",
@@ -95,6 +101,7 @@ class Case:
     first_byte_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
+    cause: str = ""  # why it was slow, one of scheduler.causes
 
     @property
     def waited_seconds(self) -> float | None:
@@ -168,6 +175,8 @@ def sentence(case: Case) -> str:
         clauses.append(_left_queue(case))
     else:
         clauses.append(_placement(case))
+        if case.cause in _LATE:
+            clauses.append(f"slow because {_LATE[case.cause]}")
         if ending := _ending(case):
             clauses.append(ending)
     return "; ".join(clauses) + "."

@@ -93,55 +93,72 @@ def shares(period: Period, by: By) -> list[Row]:
 
     Five queries at most, however many rows there are.
     """
-    totals, samples = dict(_charged(period)), _samples(period)
-    rows = _Rows(by)
+    hours = _hours(period)
+    rows: dict[tuple[date, Any], Row] = {}
     nominal: dict[tuple[datetime, Any], float] = {}
-    for hour, key, entitled, part in _entitled(period, by):
-        total, count = totals.get(hour, 0.0), samples.get(hour, 0.0)
-        if total and count:
-            rows.of(hour, key).entitled += entitled / count * total
-            nominal[hour, key] = part / count * total
-    for hour, key, requests, tokens in _used(period, by):
-        row = rows.of(hour, key)
+    for at, key, entitled, part in _entitled(period, by):
+        hour = hours.get(at)
+        if hour is not None and hour.worth:
+            _row(rows, hour, key).entitled += entitled * hour.worth
+            if part:
+                nominal[at, key] = part * hour.worth
+    for at, key, requests, tokens in _used(period, by):
+        hour = hours[at]
+        row = _row(rows, hour, key)
         row.requests += requests
         row.tokens += tokens
-        if samples.get(hour):
+        if hour.worth:
             row.received += tokens
-            _lend(row, tokens - nominal.pop((hour, key), 0.0))
-    for (hour, key), tokens in nominal.items():
-        _lend(rows.of(hour, key), -tokens)
-    return rows.finished({hour: tokens for hour, tokens in totals.items() if samples.get(hour)})
+            _lend(row, tokens - nominal.pop((at, key), 0.0))
+    for (at, key), tokens in nominal.items():
+        _lend(_row(rows, hours[at], key), -tokens)
+    return _finished(rows, hours, _usernames() if by == "user" else None)
 
 
-class _Rows:
-    """The rows that are being filled, by day and key."""
+@dataclass(frozen=True, slots=True)
+class _Hour:
+    """``worth``: the tokens that one sample stands for; 0: the hour cannot be compared."""
 
-    def __init__(self, by: By) -> None:
-        self._names = _usernames() if by == "user" else None
-        self._rows: dict[tuple[date, Any], Row] = {}
+    day: date
+    tokens: float
+    worth: float
 
-    def of(self, hour: datetime, key: Any) -> Row:
-        day = timezone.localtime(hour).date()
-        row = self._rows.get((day, key))
-        if row is None:
-            row = self._rows[day, key] = Row(day, self._name(key))
-        return row
 
-    def _name(self, key: Any) -> str:
-        if self._names is None:
-            return str(key) or NO_GROUP
-        return self._names.get(key, f"#{key}")  # of somebody who has been deleted
+def _hours(period: Period) -> dict[datetime, _Hour]:
+    """Those with requests."""
+    charged = _usage(period).values_list("hour").annotate(tokens=Sum("charged_tokens"))
+    entitled = _entitlements(period).filter(user_id=0).values_list("hour")
+    samples = dict(entitled.annotate(samples=Sum("entitled")))
+    return {
+        at: _Hour(
+            timezone.localtime(at).date(),
+            tokens,
+            tokens / samples[at] if samples.get(at) else 0.0,
+        )
+        for at, tokens in charged
+    }
 
-    def finished(self, compared: Mapping[datetime, float]) -> list[Row]:
-        """In order; ``compared`` is {hour: tokens that all received}."""
-        of: dict[date, float] = defaultdict(float)
-        for hour, tokens in compared.items():
-            of[timezone.localtime(hour).date()] += tokens
-        for (day, _), row in self._rows.items():
-            row.of = of[day]
-        return [
-            row for _, row in sorted(self._rows.items(), key=lambda one: (one[0][0], one[1].name))
-        ]
+
+def _row(rows: dict[tuple[date, Any], Row], hour: _Hour, key: Any) -> Row:
+    row = rows.get((hour.day, key))
+    if row is None:
+        row = rows[hour.day, key] = Row(hour.day, "")
+    return row
+
+
+def _finished(
+    rows: Mapping[tuple[date, Any], Row],
+    hours: Mapping[datetime, _Hour],
+    usernames: Mapping[int, str] | None,
+) -> list[Row]:
+    of: dict[date, float] = defaultdict(float)
+    for hour in hours.values():
+        of[hour.day] += hour.tokens if hour.worth else 0.0
+    for (day, key), row in rows.items():
+        row.of = of[day]
+        # A user who has been deleted is known by number.
+        row.name = key or NO_GROUP if usernames is None else usernames.get(key, f"#{key}")
+    return [rows[key] for key in sorted(rows, key=lambda one: (one[0], rows[one].name))]
 
 
 def _lend(row: Row, surplus: float) -> None:
@@ -171,16 +188,6 @@ def _usage(period: Period) -> QuerySet[UsageHour]:
 
 def _entitlements(period: Period) -> QuerySet[ShareHour]:
     return ShareHour.objects.filter(hour__gte=period.since, hour__lt=period.until).order_by()
-
-
-def _charged(period: Period) -> Iterator[tuple[datetime, float]]:
-    return _usage(period).values_list("hour").annotate(tokens=Sum("charged_tokens")).iterator()
-
-
-def _samples(period: Period) -> dict[datetime, float]:
-    """{hour: samples in which anybody had work}"""
-    rows = _entitlements(period).filter(user_id=0).values_list("hour")
-    return dict(rows.annotate(samples=Sum("entitled")))
 
 
 def _entitled(period: Period, by: By) -> Iterator[tuple[datetime, Any, float, float]]:

@@ -7,8 +7,10 @@ from typing import Any
 from rest_framework import serializers
 
 from accounts.models import User
+from scheduler import services
 from scheduler.core.jobs import end_user_of, is_background_call
 from scheduler.core.views import ShareView
+from scheduler.explain import sentence
 from scheduler.models import Decision, Outcome
 from scheduler.serving import LiveView
 
@@ -108,6 +110,8 @@ class DecisionDetailSerializer(DecisionSerializer):
         child=serializers.DictField(), help_text="{backend id: {constraint: why it failed}}"
     )
     served_ahead = serializers.DictField(help_text="{group: jobs and tokens served meanwhile}")
+    slow_because = serializers.SerializerMethodField(help_text="Its one cause; empty: not slow.")
+    explanation = serializers.SerializerMethodField(help_text="In one sentence.")
     burst_credits = NumberField(allow_null=True)
     deprioritization_factor = NumberField(allow_null=True)
     wait_bonus = NumberField(allow_null=True)
@@ -131,7 +135,15 @@ class DecisionDetailSerializer(DecisionSerializer):
             "position_at_arrival",
             "served_ahead",
             "configuration_version",
+            "slow_because",
+            "explanation",
         )
+
+    def get_slow_because(self, decision: Decision) -> str:
+        return services.cause_of(decision)
+
+    def get_explanation(self, decision: Decision) -> str:
+        return sentence(services.case_of(decision))
 
 
 class DecisionFilterSerializer(serializers.Serializer[dict[str, Any]]):

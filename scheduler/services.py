@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from datetime import datetime
 from typing import Any
 
 from accounts.limits import Holder, Use, iso
@@ -11,6 +12,7 @@ from accounts.models import User
 from backends.models import Backend
 from scheduler import serving
 from scheduler.budgets import site_zone
+from scheduler.causes import Facts, cause
 from scheduler.explain import Case
 from scheduler.models import Decision
 from scheduler.serving import LiveView, QueuePicture
@@ -86,12 +88,32 @@ def described(use: Use) -> list[dict[str, Any]]:
 
 def case_of(decision: Decision) -> Case:
     """A stored decision as the pure explanations take it. At most one query, for names."""
-    values = {one.name: getattr(decision, one.name) for one in fields(Case)}
+    values = {one.name: getattr(decision, one.name) for one in fields(Case) if one.name != "cause"}
     for name, value in values.items():
         if name.endswith("_at") and value is not None:
             values[name] = value.timestamp()
     values["backend_names"] = _backend_names(decision)
-    return Case(**values)
+    return Case(**values, cause=cause_of(decision))
+
+
+def cause_of(decision: Decision) -> str:
+    """Why a stored decision was slow: one of ``CAUSES``; empty where it was not."""
+    values = {
+        one.name: getattr(decision, one.name)
+        for one in fields(Facts)
+        if one.name not in ("loaded_points", "attempts")
+    }
+    for name, value in values.items():
+        if name.endswith("_at") and value is not None:
+            values[name] = value.timestamp()
+    chosen = decision.score_parts.get(str(decision.selected_backend_id), {})
+    attempts = [(_moment(one.get("started_at")), _moment(one.get("ended_at")))
+                for one in decision.attempts]  # fmt: skip
+    return cause(Facts(**values, loaded_points=chosen.get("model_loaded"), attempts=attempts))
+
+
+def _moment(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def _backend_names(decision: Decision) -> dict[str, str]:
