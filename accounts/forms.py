@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, ClassVar
 
 from django import forms
+from django.contrib.auth.forms import PasswordChangeForm
+from django.utils import timezone
 from unfold.widgets import UnfoldAdminFileFieldWidget
 
 from accounts.importing import MOST_BYTES, decode
@@ -138,6 +141,57 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
     class Meta:
         model = ApiKey
         fields = "__all__"  # noqa: DJ007  the admin's fieldsets name them
+
+
+class OwnKeyForm(forms.ModelForm[ApiKey]):
+    """A new key of the user's own."""
+
+    allowed_models = ModelNamesField(
+        label="Only these models", help_text="One name a line. Empty: all that you may use."
+    )
+
+    class Meta:
+        model = ApiKey
+        fields: ClassVar = ["name", "expires_at", "allowed_models"]
+        labels: ClassVar = {"expires_at": "Expires"}
+        help_texts: ClassVar = {"expires_at": "Empty: never."}
+        widgets: ClassVar = {
+            "name": forms.TextInput({"class": INPUT_CLASS}),
+            "expires_at": forms.DateTimeInput(
+                {"class": INPUT_CLASS, "type": "datetime-local"}, format="%Y-%m-%dT%H:%M"
+            ),
+        }
+
+    def __init__(self, data: Any | None = None, *, user: User) -> None:
+        super().__init__(data, instance=ApiKey(user=user))
+
+    def clean_name(self) -> str:
+        name: str = self.cleaned_data["name"]
+        if ApiKey.objects.filter(user=self.instance.user, name=name).exists():
+            raise forms.ValidationError("You have a key of this name already.")
+        return name
+
+    def clean_expires_at(self) -> datetime | None:
+        at: datetime | None = self.cleaned_data["expires_at"]
+        if at is not None and at <= timezone.now():
+            raise forms.ValidationError("This is in the past.")
+        return at
+
+    def save_key(self) -> tuple[ApiKey, str]:
+        """Store it; the second is the key itself, which nothing keeps."""
+        secret = ApiKey.generate()
+        self.instance.set_key(secret)
+        return self.save(), secret
+
+
+class OwnPasswordForm(PasswordChangeForm):
+    """Django's, in the pages' clothes."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for field in self.fields.values():
+            field.widget.attrs["class"] = INPUT_CLASS
+            field.widget.attrs.pop("autofocus", None)
 
 
 class GroupBasicsForm(forms.ModelForm[Group]):

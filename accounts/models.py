@@ -395,6 +395,10 @@ class ApiKey(Limits):
     def __str__(self) -> str:
         return f"{self.prefix}… ({self.name})"
 
+    @property
+    def has_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= timezone.now()
+
     def set_key(self, key: str) -> None:
         """Take over ``key``, of which only the hash and the prefix are kept."""
         self.sha256 = hash_key(key)

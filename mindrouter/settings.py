@@ -118,6 +118,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "mindrouter.zone.ViewerZoneMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -318,6 +319,7 @@ UNFOLD = {
     "SHOW_HISTORY": True,
     "SIDEBAR": {"navigation": "mindrouter.site.navigation"},
     "STYLES": ["mindrouter.site.stylesheet"],
+    "SCRIPTS": ["mindrouter.site.zone_script"],
     "COLORS": {
         "primary": {
             "50": "oklch(97% .014 254.604)",

@@ -38,6 +38,11 @@ def stylesheet(request: HttpRequest) -> str:
     return static("mindrouter/pages.css")
 
 
+def zone_script(request: HttpRequest) -> str:
+    """Says the viewer's time zone, on every page of the site."""
+    return static("mindrouter/zone.js")
+
+
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """The menu, in the order in which an admin needs it; only what this user may see."""
     decisions = _model(request, "Decisions", "receipt_long", "scheduler.decision")
@@ -70,7 +75,28 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _model(request, "Quotas", "speed", "accounts.quota"),
         _model(request, "Model limits", "production_quantity_limits", "accounts.modellimits"),
     ]
-    return [_section("Cluster", cluster), _section("People", people)]
+    own: list[dict[str, Any] | None] = [
+        {"title": title, "icon": icon, "link": reverse(name), "active": name == _here(request)}
+        for title, icon, name in (
+            ("My share", "pie_chart", "account"),
+            ("My requests", "list_alt", "account_requests"),
+            ("My keys", "vpn_key", "account_keys"),
+            ("Connect a client", "terminal", "account_clients"),
+        )
+        if request.user.is_authenticated
+    ]
+    sections = [
+        _section("Cluster", cluster),
+        _section("People", people),
+        _section("My account", own),
+    ]
+    return [section for section in sections if section["items"]]
+
+
+def _here(request: HttpRequest) -> str:
+    """The name of the account page that is asked for; a request's page is below the list."""
+    name = (request.resolver_match.url_name if request.resolver_match else None) or ""
+    return "account_requests" if name == "account_request" else name
 
 
 def _section(title: str, items: list[dict[str, Any] | None]) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from django.contrib import admin
 from django.urls import include, path
-from django.views.generic import RedirectView
+
+from scheduler.pages.account import home
 
 urlpatterns = [
-    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("", home, name="home"),
+    path("account/", include("scheduler.pages.account_urls")),
     path("admin/", admin.site.urls),
     path("api/admin/", include("scheduler.urls")),
     path("api/admin/", include("mindrouter.api.urls")),

@@ -137,6 +137,11 @@ def number(value: float | None, digits: int = 1) -> str:
     return "0" if text == "-0" else text.replace("-", "\N{MINUS SIGN}")
 
 
+def wait_in_words(code: str) -> str:
+    """Why somebody waits, without a model's name."""
+    return _WAIT_REASONS.get(code, code.replace("_", " ")).format(model="the model")
+
+
 def reason_in_words(code: str) -> str:
     """What a reason code says; unknown ones in their own words."""
     return _REASONS.get(code, code.replace("_", " "))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -86,13 +86,14 @@ def described(use: Use) -> list[dict[str, Any]]:
     ]
 
 
-def case_of(decision: Decision) -> Case:
-    """A stored decision as the pure explanations take it. At most one query, for names."""
+def case_of(decision: Decision, names: Mapping[str, str] | None = None) -> Case:
+    """A stored decision as the pure explanations take it. At most one query, for the names of
+    backends, {number: name}, where they are not given."""
     values = {one.name: getattr(decision, one.name) for one in fields(Case) if one.name != "cause"}
     for name, value in values.items():
         if name.endswith("_at") and value is not None:
             values[name] = value.timestamp()
-    values["backend_names"] = _backend_names(decision)
+    values["backend_names"] = _backend_names(decision, names)
     return Case(**values, cause=cause_of(decision))
 
 
@@ -116,12 +117,14 @@ def _moment(text: str | None) -> float | None:
     return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
-def _backend_names(decision: Decision) -> dict[str, str]:
+def _backend_names(decision: Decision, known: Mapping[str, str] | None) -> dict[str, str]:
     """{backend id: name}: as recorded, else as they are called today."""
     names = {str(key): name for key, name in decision.backend_names.items()}
     if decision.selected_backend_id is not None:
         names.setdefault(str(decision.selected_backend_id), decision.selected_backend)
     mentioned = {*map(str, decision.candidate_backends), *decision.constraints}
+    if known is not None:
+        return {**known, **names}
     if missing := mentioned - set(names):
         found = Backend.objects.filter(pk__in=missing).values_list("pk", "name")
         names.update((str(pk), name) for pk, name in found)

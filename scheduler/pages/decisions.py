@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -31,8 +33,16 @@ def decision(request: HttpRequest, request_id: str) -> HttpResponse:
     context = {
         **admin.site.each_context(request),
         "title": f"Request {record.request_id}",
+        **explained(record),
+    }
+    return TemplateResponse(request, "pages/decision.html", context)
+
+
+def explained(record: Decision) -> dict[str, Any]:
+    """What the page shows of one record. Others are in it as counts of groups only."""
+    case = services.case_of(record)
+    return {
         "decision": record,
-        "case": (case := services.case_of(record)),
         "sentence": explain.sentence(case),
         "reason": explain.reason_in_words(record.reason) if record.reason else "",
         "moments": explain_tables.moments(case),
@@ -43,4 +53,3 @@ def decision(request: HttpRequest, request_id: str) -> HttpResponse:
         "formula": explain_tables.priority_formula(case),
         "ahead": explain.served_ahead(case),
     }
-    return TemplateResponse(request, "pages/decision.html", context)
