@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
-from accounts.models import LIMITS, Quota, User
-from scheduler import serving
+from accounts.models import ApiKey, Quota, User
+from scheduler import services, serving
 from scheduler.causes import CAUSES
 from scheduler.core.boosts import TimedFactor
 from scheduler.core.views import ShareView
@@ -147,57 +147,63 @@ def _source(user: User) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitLeft:
-    """One limit. ``used`` and ``left`` are None where nothing counts them yet."""
+    """One limit. ``used`` (with what is reserved) and ``left`` are None where nothing counts."""
 
     name: str
-    limit: str
-    used: float | None
-    left: float | None
+    limit: float
     whose: str
+    used: float | None = None
+    left: float | None = None
+    resets_at: str | None = None  # ISO 8601
+    refuses: bool = True  # not where it is only tried out
 
 
 _LIMIT_NAMES = {
     "requests_per_minute": "requests per minute",
     "tokens_per_minute": "tokens per minute",
     "max_concurrent": "requests at once, waiting or running",
-    "token_budget": "tokens per budget period",
-    "max_wait": "longest wait, seconds",
     "max_queued": "requests waiting at once",
 }
 
 
-def limits_of(user: User, standing: Standing | None) -> list[LimitLeft]:
-    """The limits that are set for the user, with what is left of them where that is known."""
-    quota = Quota.objects.filter(user=user).first()
-    used: dict[str, int] = {}
-    if standing is not None and standing.is_live:
-        used["max_concurrent"] = standing.queued + standing.running
-        if quota is not None and quota.max_queued is not None:  # a group's counts all members
-            used["max_queued"] = standing.queued
-    return list(_limits(quota, user, used))
+def limits_of(user: User, known: Snapshot) -> list[LimitLeft]:
+    """The limits that are set for the user, the group as a whole and the user's keys."""
+    names = dict(ApiKey.objects.filter(user=user, enabled=True).values_list("pk", "name"))
+    whose = {("user", user.pk): "yours", ("group", user.group_id): f"all of group {user.group}"}
+    whose |= {("key", pk): f"key {name}" for pk, name in names.items()}
+    if serving.current() is None:
+        found = list(_stored(known, whose))
+    else:
+        found = [_limit(one, whose) for one in services.limits_of(user, names)]
+    spec = known.users.get(user.pk)
+    longest = known.tunables.max_wait
+    if spec is not None and spec.max_wait_seconds is not None:
+        longest = spec.max_wait_seconds
+    return [*found, LimitLeft(name="seconds in the queue", limit=longest, whose="each request")]
 
 
-def _limits(quota: Quota | None, user: User, used: dict[str, int]) -> Iterable[LimitLeft]:
-    for name in LIMITS:
-        if name == "budget_period":
+def _limit(one: Mapping[str, Any], whose: Mapping[tuple[str, Any], str]) -> LimitLeft:
+    return LimitLeft(
+        name=_LIMIT_NAMES.get(one["limit"], f"tokens per {one['period']}"),
+        limit=one["value"],
+        whose=whose.get((one["holder"], one["id"]), one["holder"]),
+        used=one["used"] + one["reserved"],
+        left=one["remaining"],
+        resets_at=one["resets_at"],
+        refuses=not one["shadow"],
+    )
+
+
+def _stored(known: Snapshot, whose: Mapping[tuple[str, Any], str]) -> Iterator[LimitLeft]:
+    """As configured, where no scheduler runs to count."""
+    for holder, limits in known.limits.items():
+        if (title := whose.get((holder.kind, holder.ident))) is None:
             continue
-        for holder, whose in ((quota, "yours"), (user.group, f"of group {user.group}")):
-            value = getattr(holder, name, None)
-            if value is None:
-                continue
-            title = _LIMIT_NAMES[name]
-            if name == "token_budget":
-                period = getattr(holder, "budget_period", None) or "day"
-                title = f"tokens per {period}"
-            count = used.get(name)
-            yield LimitLeft(
-                name=title,
-                limit=f"{value:,.12g}" if isinstance(value, float) else f"{value:,}",
-                used=count,
-                left=None if count is None else max(0.0, value - count),
-                whose=whose,
-            )
-            break
+        budget = f"tokens per {limits.budget_period}"
+        for name in (*_LIMIT_NAMES, "token_budget"):
+            value = getattr(limits, name)
+            if value is not None:
+                yield LimitLeft(name=_LIMIT_NAMES.get(name, budget), limit=value, whose=title)
 
 
 # ---- waits

@@ -122,12 +122,13 @@ def figures(request: HttpRequest) -> HttpResponse:
 
 def _live(user: User) -> dict[str, Any]:
     view = services.live()
-    standing = account.standing_of(user, view, account.snapshot())
+    known = account.snapshot()
+    standing = account.standing_of(user, view, known)
     return {
         "live": view,
         "standing": standing,
         "sentences": [] if standing is None else explain_share.sentences(standing),
-        "limits": account.limits_of(user, standing),
+        "limits": account.limits_of(user, known),
     }
 
 
@@ -149,7 +150,7 @@ def keys(request: HttpRequest) -> HttpResponse:
     context = {
         **_frame(request, "My keys"),
         "form": form,
-        "keys": ApiKey.objects.filter(user=user).order_by("-enabled", "name"),
+        "keys": ApiKey.objects.filter(user=user).select_related("use").order_by("-enabled", "name"),
     }
     return TemplateResponse(request, "account/keys.html", context)
 

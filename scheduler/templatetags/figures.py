@@ -76,3 +76,9 @@ def moment(at: float | datetime) -> str:
     at = datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) else at
     local = timezone.localtime(at)
     return f"{local:%a} {local.day} {local:%b %H:%M %Z}"
+
+
+@register.filter
+def iso_moment(text: str | None) -> str:
+    """ISO 8601 as ``moment``."""
+    return moment(datetime.fromisoformat(text)) if text else NOTHING

@@ -208,6 +208,12 @@ def test_nothing_but_name_and_expiry_is_taken_from_the_form(own, ada):
     assert key.sha256 != "0" * 64
 
 
+def test_a_key_may_be_for_some_models_only(own, ada):
+    make_key(own, allowed_models="m\nn")
+    assert ApiKey.objects.get().allowed_models == ["m", "n"]
+    assert "only m, n" in text(own.get("/account/keys/"))
+
+
 def test_a_key_is_revoked_by_its_owner_only(own, ada):
     make_api_key(ada, name="mine")
     make_api_key(make_user("bob"), name="theirs")

@@ -12,13 +12,14 @@ from django.utils import timezone
 
 from accounts.models import Group, User
 from scheduler import account
-from scheduler.account import Standing, share_among, standing_of, summary
+from scheduler.account import LimitLeft, Standing, share_among, standing_of, summary
 from scheduler.core.views import ShareView
 from scheduler.explain_share import sentences
 from scheduler.models import SiteSettings
 from scheduler.snapshot import load_snapshot
 from scheduler.snippets import snippets
 from tests.factories import (
+    make_api_key,
     make_backend,
     make_boost,
     make_decision,
@@ -27,6 +28,7 @@ from tests.factories import (
     make_user,
 )
 from tests.pages.live import Cluster
+from tests.running import RunningRouter
 
 
 def share(user_id: int, weight: float, group: str = "g") -> ShareView:
@@ -174,18 +176,37 @@ def test_where_a_weight_comes_from_is_said(ada, weight, override, group, source)
 
 
 @pytest.mark.django_db
-def test_limits_are_the_quotas_then_the_groups_and_say_what_is_left(ada):
+def test_without_a_scheduler_limits_are_shown_as_they_are_set(ada):
     Group.objects.update(max_concurrent=2, token_budget=5000, budget_period="week", max_wait=0.5)
     ada.group.refresh_from_db()
     make_quota(ada, max_concurrent=4)
-    cluster = Cluster(slots=1)
-    cluster.ask(ada, jobs=3)
-    limits = account.limits_of(ada, standing_of(ada, cluster.view(), load_snapshot()))
-    assert [(one.name, one.limit, one.used, one.left, one.whose) for one in limits] == [
-        ("requests at once, waiting or running", "4", 3, 1, "yours"),
-        ("tokens per week", "5,000", None, None, "of group physics"),
-        ("longest wait, seconds", "0.5", None, None, "of group physics"),
-    ]
+    make_api_key(ada, name="laptop", requests_per_minute=7)
+    make_api_key(make_user("bob"), name="theirs", requests_per_minute=9)
+    limits = account.limits_of(ada, load_snapshot())
+    assert {(one.name, one.limit, one.whose, one.used) for one in limits} == {
+        ("requests at once, waiting or running", 4, "yours", None),
+        ("tokens per week", 5000, "yours", None),
+        ("requests per minute", 7, "key laptop", None),
+        ("seconds in the queue", 0.5, "each request", None),
+    }
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_with_one_they_say_what_is_left(router: RunningRouter, backend: int) -> None:
+    key = await router.user("eve", weight=1, max_concurrent=4, token_budget=10_000)
+    assert (await router.chat(key=key)).status_code == 200
+    await router.idle()
+
+    def look() -> list[LimitLeft]:
+        eve = User.objects.select_related("group").get(username="eve")
+        return account.limits_of(eve, account.snapshot())
+
+    limits = {one.name: one for one in await router.ask(look)}
+    open_now = limits["requests at once, waiting or running"]
+    assert (open_now.limit, open_now.used, open_now.left) == (4, 0, 4)
+    budget = limits["tokens per day"]
+    assert (budget.used, budget.left) == (10, 9990)  # 7 of the prompt, 3 of the answer
+    assert budget.resets_at is not None
 
 
 def test_waits_are_summed_up_by_cause():
