@@ -154,7 +154,7 @@ def test_the_share_is_shown_with_its_reasons(own, ada, monkeypatch):
 
 def test_the_page_takes_as_many_queries_whatever_there_is(own, ada, django_assert_num_queries):
     make_backend(models=("m",))
-    with django_assert_num_queries(17) as few:
+    with django_assert_num_queries(23) as few:
         own.get("/account/")
     for number in range(30):
         make_user(group=make_group())
