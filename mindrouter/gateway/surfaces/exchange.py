@@ -72,9 +72,13 @@ class SurfaceExchange(Exchange):
         return form
 
     def _able(self) -> list[str]:
-        """The user's models that are known to be for this."""
-        visible = visible_models(self.runtime, self.key.user_id)
-        return [name for name, spec in visible.items() if getattr(spec, self.surface.task) is True]
+        """The models of this key that are known to be for this."""
+        visible, allowed = visible_models(self.runtime, self.key.user_id), self.key.allowed_models
+        names: dict[str, str] = {}  # one for each model, though it may have an alias
+        for name, spec in visible.items():
+            if getattr(spec, self.surface.task) is True and (allowed is None or name in allowed):
+                names.setdefault(spec.name, name)
+        return list(names.values())
 
     async def _exchange(
         self, claim: Claim, asked: Asked, endpoint: Endpoint, attempt: Attempt

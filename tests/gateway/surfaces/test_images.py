@@ -35,6 +35,19 @@ async def test_images_pass_unchanged_and_cost_their_number_and_size(
     assert record.usage_estimated is True
 
 
+async def test_a_budget_counts_what_images_are_estimated_at(
+    client: AsyncOpenAI, router: RunningRouter, stub: OpenAIStub
+) -> None:
+    key = await router.user("eve", token_budget=2000)
+    stub.behaviour = draws()
+    mine = client.with_options(api_key=key)
+    await mine.images.generate(model="m", prompt="aaaa", size="1024x1024")
+    with pytest.raises(openai.RateLimitError) as refused:
+        await mine.images.generate(model="m", prompt="aaaa", size="1024x1024")
+    assert refused.value.code == "quota_exceeded"
+    assert [record.charged_tokens for record in await router.records()] == [1025, 0]
+
+
 async def test_tokens_count_where_the_backend_tells_them(
     client: AsyncOpenAI, router: RunningRouter, stub: OpenAIStub
 ) -> None:

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from backends.models import BackendModel
+from backends.models import Alias, BackendModel
 from tests.running import RunningRouter
 from tests.stubs.openai_stub import OpenAIStub
 from tests.stubs.surfaces import judges, vllm_without_the_path
@@ -47,6 +47,7 @@ async def test_without_a_model_the_only_one_that_moderates_is_meant(
         await client.moderations.create(input="x")
     assert refused.value.param == "model"
     await router.change(lambda: BackendModel.objects.update(moderation=True))
+    await router.change(Alias.objects.create, name="n", targets=["m"])
     stub.then(judges)
     assert (await client.moderations.create(input="x")).model == "m"
     assert stub.calls[0].body == {"input": "x", "model": "m"}
