@@ -50,5 +50,7 @@ class BurstCredits:
             self.beta *= 0.5
             self.halved_at = now
 
-    def next_halving(self) -> float | None:
-        return self.halved_at + _HALVING_SECONDS if self.contended and self.beta else None
+    def next_halving(self) -> float:
+        """When that is; never: infinity."""
+        halves = self.contended and self.beta
+        return self.halved_at + _HALVING_SECONDS if halves else float("inf")

@@ -100,7 +100,7 @@ def _first(share: FairShare, lane: Lane) -> tuple[Entry | None, float]:
     entry = flow.entry if flow is not None else None
     if not lane.aside:
         return entry, flow.tag if flow is not None else float("inf")
-    keys = [(f.tag + rate * f.waits_from(), f.head().number, f) for f in lane.aside]
+    keys = [flow.key(rate) for flow in lane.aside]
     if entry is not None:
         keys.append(entry)
     return entry, min(keys)[2].tag

@@ -136,6 +136,15 @@ class Flow:
             tickets.popleft()
         return ticket
 
+    def key(self, wait_bonus_rate: float) -> Entry:
+        """Its place among the users who are not heavy. The flow must not be empty."""
+        head = self.tickets[0]
+        if head.state != "queued" or head.flow is not self:
+            head = self.head()
+        arrived, last = head.enqueued_at, self.last_dispatch
+        bonus = wait_bonus_rate * (max(last, arrived))
+        return (self.unit.tag + self.standing.offset + bonus, head.number, self)
+
     def newest(self) -> Ticket:
         """The last to be served. The flow must not be empty."""
         tickets = self.tickets
@@ -145,7 +154,8 @@ class Flow:
 
     def waits_from(self) -> float:
         """h of R11: a deep queue earns no bonus for its later jobs."""
-        return max(self.head().enqueued_at, self.last_dispatch)
+        arrived, last = self.head().enqueued_at, self.last_dispatch
+        return max(last, arrived)
 
     def ahead_of(self, ticket: Ticket) -> int:
         """How many of its tickets come before a waiting one. Exact in a short line or where
@@ -209,9 +219,8 @@ class Lane:
 
     def push(self, flow: Flow, wait_bonus_rate: float) -> None:
         """Enter the flow anew if it has no entry or has moved forward."""
-        head = flow.head()
-        entry = (flow.tag + wait_bonus_rate * flow.waits_from(), head.number, flow)
-        if flow.entry is None or entry[:2] < flow.entry[:2]:
+        entry = flow.key(wait_bonus_rate)
+        if flow.entry is None or entry < flow.entry:
             flow.entry = entry
             heapq.heappush(self.heap, entry)
             if len(self.heap) > 2 * len(self.flows) + _COMPACT_FROM:
@@ -226,16 +235,11 @@ class Lane:
             if flow.entry is not entry:
                 heapq.heappop(heap)
                 continue
-            head = flow.head()
-            key = (
-                flow.unit.tag
-                + flow.standing.offset
-                + wait_bonus_rate * max(head.enqueued_at, flow.last_dispatch)
-            )
-            if key == entry[0] and head.number == entry[1]:
+            now = flow.key(wait_bonus_rate)
+            if now == entry:
                 return flow
-            flow.entry = entry = (key, head.number, flow)
-            heapq.heapreplace(heap, entry)
+            flow.entry = now
+            heapq.heapreplace(heap, now)
         return None
 
     def set_aside(self, flow: Flow) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from scheduler.core import checkpoint, looking, picture
 from scheduler.core.bounds import Bounds
 from scheduler.core.catalogue import Catalogue
-from scheduler.core.cluster import TOKEN_RATE_UNKNOWN, Cluster
+from scheduler.core.cluster import NEVER, TOKEN_RATE_UNKNOWN, Cluster
 from scheduler.core.dispatch import Dispatcher, put_back_in_order
 from scheduler.core.drain import retry_after
 from scheduler.core.errors import Evicted, Rejected
@@ -449,13 +449,12 @@ class Scheduler:
             return now
         if not self._waiting.queued:
             return None
-        times = [
+        soonest = min(
             self._cluster.changes_at,
             self._waiting.next_deadline(),
             self._share.burst.next_halving(),
-        ]
-        soonest = min(time for time in times if time is not None)
-        return soonest if soonest < float("inf") else None
+        )
+        return soonest if soonest < NEVER else None
 
     # ---- looking
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from scheduler.core.cluster import BackendState, Cluster
+from scheduler.core.cluster import NEVER, BackendState, Cluster
 from scheduler.core.fairshare import FairShare
 from scheduler.core.queue import Flow, JobClass, Pool, flow_of
 from scheduler.core.tickets import Ticket, WaitReason
@@ -165,18 +165,19 @@ class WaitingRoom:
         for ticket in [entry[2] for entry in self._deadlines if _is_due(entry)]:
             self._set_deadline(ticket)
 
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
+        """When the first job will have waited too long; never: infinity."""
         deadlines = self._deadlines
         while deadlines and not _is_due(deadlines[0]):
             heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else None
+        return deadlines[0][0] if deadlines else NEVER
 
     def overdue(self, now: float) -> list[Ticket]:
         """Tickets that have waited as long as they may."""
         late: list[Ticket] = []
         if not self._deadlines or self._deadlines[0][0] > now:
             return late
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
+        while self.next_deadline() <= now:
             late.append(heapq.heappop(self._deadlines)[2])
         return late
 
@@ -244,7 +245,7 @@ class WaitingRoom:
 
     def starts(self, flow: Flow) -> tuple[float, float]:
         """The key at which the flow's first job starts, and what each job adds to it."""
-        first = flow.tag + self._share.wait_bonus_rate * flow.waits_from()
+        first = flow.key(self._share.wait_bonus_rate)[0]
         hold = self._share.hold_for(flow.unit, flow.head().job)
         return first, max(_LEAST_STEP, hold / self._roster.weight(flow.unit))
 
