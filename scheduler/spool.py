@@ -1,9 +1,11 @@
 """Records of requests, appended to files on disk until the recorder has them in the database.
 
-One JSON line per finished request. A request that is still open some 20 ms after it came also
-gets a start marker, ``{"open": {…}}``, so that the next process can close its record if this one
-dies. Files are named ``<boot>-<number>``: ``.open`` while a process writes to them (it holds a
-lock on the file for as long as it lives), ``.jsonl`` once closed.
+One JSON line per finished request. Before a request is forwarded it gets a start marker,
+``{"open": {…}}``, so that the next process can close its record if this one dies; one that still
+waits some 20 ms after it came gets one too. So no request reaches a backend without leaving a
+record, whatever happens; only what a dying process takes with it from its own queue within 40 ms of
+its arrival leaves none. Files are named ``<boot>-<number>``: ``.open`` while a process writes to
+them (it holds a lock on the file for as long as it lives), ``.jsonl`` once closed.
 """
 
 from __future__ import annotations
@@ -169,8 +171,8 @@ class Spool:
         self._boot = f"{int(time.time()):x}-{uuid.uuid4().hex[:12]}"
         self._number = 0
         self._open: dict[str, Record] = {}
-        self._fresh: list[Record] = []
-        self._due: list[Record] = []
+        self._fresh: dict[str, Record] = {}  # without a marker so far
+        self._due: dict[str, Record] = {}  # likewise, and to get one at the next ``announce``
         self._backlog: deque[bytes] = deque(maxlen=MAX_BACKLOG_LINES)
         self._torn = False
         self._dirty = False
@@ -184,8 +186,13 @@ class Spool:
     def open(self, record: Record) -> None:
         """A request has come. A start marker follows if it is still open at the second
         ``announce`` from now."""
-        self._open[record.request_id] = record
-        self._fresh.append(record)
+        self._open[record.request_id] = self._fresh[record.request_id] = record
+
+    def mark(self, record: Record) -> None:
+        """It is about to be forwarded: its start marker is with the operating system on return,
+        also if it had one before, which could not say where it goes."""
+        self._unannounce(record)
+        self._write(_marker(record))
 
     def open_record(self, request_id: str) -> Record | None:
         """The record of a request that has not ended, as far as it is filled in."""
@@ -198,16 +205,19 @@ class Spool:
     def close(self, record: Record) -> None:
         """A request has ended. Its final record is with the operating system on return."""
         self._open.pop(record.request_id, None)
+        self._unannounce(record)
         self._write(encode(record))
+
+    def _unannounce(self, record: Record) -> None:
+        if self._fresh.pop(record.request_id, None) is None:
+            self._due.pop(record.request_id, None)
 
     def announce(self) -> None:
         """Write the start markers that are due and what could not be written before; change to a
         new file when this one is old. To be called about every 20 ms."""
         if self._due:
-            markers = [_marker(r) for r in self._due if r.request_id in self._open]
-            if markers:
-                self._write(b"".join(markers))
-        self._due, self._fresh = self._fresh, []
+            self._write(b"".join([_marker(record) for record in self._due.values()]))
+        self._due, self._fresh = self._fresh, {}
         if self._backlog:
             self._flush_backlog()
         file = self._file
@@ -292,8 +302,8 @@ class Spool:
             self._complain(error)
             return
         self._retired.append(old)
-        waiting = {id(record) for record in (*self._fresh, *self._due)}
-        markers = [_marker(r) for r in self._open.values() if id(r) not in waiting]
+        waiting = self._fresh.keys() | self._due.keys()
+        markers = [_marker(one) for key, one in self._open.items() if key not in waiting]
         if markers:
             self._write(b"".join(markers))
 

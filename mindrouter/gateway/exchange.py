@@ -27,7 +27,7 @@ from mindrouter.gateway.requests import Asked
 from mindrouter.gateway.surfaces.table import Surface
 from scheduler.core.errors import SchedulerError
 from scheduler.core.jobs import BACKGROUND, Job, Unit, Usage
-from scheduler.serving import Claim, SeenLease, SeenTicket, Serving
+from scheduler.serving import Claim, SeenLease, Serving
 from scheduler.snapshot import Endpoint, Key
 from scheduler.spool import Attempt, Record
 
@@ -206,7 +206,7 @@ class Exchange:
             await self._wait(claim, asked)
             lease = claim.lease
             assert lease is not None  # noqa: S101  waited for
-            self._note_dispatch(claim.ticket, lease)
+            self._note_dispatch(lease)
             failure = await self._attempt(claim, asked)
             if failure is None:
                 return
@@ -216,14 +216,13 @@ class Exchange:
                 raise failure.error
             claim.retry(frozenset(tried))
 
-    def _note_dispatch(self, ticket: SeenTicket, lease: SeenLease) -> None:
+    def _note_dispatch(self, lease: SeenLease) -> None:
         """Say in the start marker too where it went: if this process dies, that is all there is."""
         record = self.record
         record.dispatched_at = self.timeline.wall(lease.dispatched_at)
         record.selected_backend_id = lease.backend_id
         record.selected_backend = lease.backend_name
-        if lease.dispatched_at > ticket.enqueued_at:
-            self.runtime.spool.open(record)  # the first marker may have said that it waits
+        self.runtime.spool.mark(record)
 
     def _is_worth_another(self, failure: Failure, model_name: str, tried: set[int]) -> bool:
         snapshot = self.runtime.snapshot

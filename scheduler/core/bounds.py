@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from scheduler.core.catalogue import Catalogue
 from scheduler.core.jobs import Unit
-from scheduler.core.queue import Flow, JobClass
+from scheduler.core.queue import JobClass, Lane
 from scheduler.core.tickets import Ticket
 from scheduler.core.tunables import Tunables
-from scheduler.core.units import Account
+from scheduler.core.units import Account, UnitState
 
 _EVERYTHING = -1  # the mask of all backends
 
@@ -65,11 +65,14 @@ class Bounds:
             if self._waiting(k) >= k.queue_bound:
                 yield k.everything, k.queue_bound
 
-    def to_make_room(self, cls: JobClass, newcomer: Unit, total: int) -> Ticket | None:
+    def to_make_room(
+        self, cls: JobClass, newcomer: Unit, known: UnitState | None, total: int
+    ) -> Ticket | None:
         """The newest job of the unit that waits most above its fair part of the full queue.
 
         None: nobody is above it, or the newcomer would be. The fair part is the bound divided by
-        the units that wait, and at least one job. O(waiting units), only when the queue is full.
+        the units that wait, and at least one job. O(waiting units), only when the queue is full
+        and the newcomer waits with less than that: whoever floods it is refused in O(1).
         """
         mask, bound = _EVERYTHING, None
         for full_mask, full_bound in self._full(cls, total):
@@ -77,7 +80,13 @@ class Bounds:
             bound = full_bound if bound is None else min(bound, full_bound)
         if bound is None:
             return None
-        flows = list(self._flows_within(mask))
+        lanes = list(self._lanes_within(mask))
+        if known is not None and lanes:
+            own = sum(flow.live for flow in known.flows.values() if flow.lane in lanes)
+            units = max(len(lane.flows) for lane in lanes)  # at least: each has one flow in a lane
+            if own + 1 > max(1.0, bound / units):
+                return None
+        flows = [flow for lane in lanes for flow in lane.flows]
         jobs: Counter[Unit] = Counter({newcomer: 1})
         for flow in flows:
             jobs[flow.unit.key] += flow.live
@@ -88,8 +97,8 @@ class Bounds:
         tickets = (flow.newest() for flow in flows if jobs[flow.unit.key] == most)
         return max(tickets, key=lambda ticket: (ticket.enqueued_at, ticket.number))
 
-    def _flows_within(self, mask: int) -> Iterator[Flow]:
+    def _lanes_within(self, mask: int) -> Iterator[Lane]:
+        """Those of the classes whose backends all are in ``mask``."""
         for cls in self._catalogue.classes.values():
             if cls.queued and cls.everything & ~mask == 0:
-                for lane in cls.lanes:
-                    yield from lane.flows
+                yield from cls.lanes

@@ -251,7 +251,8 @@ class Scheduler:
             raise Rejected("queue_full", own, wait)
         if not self._bounds.is_full(cls, self._waiting.queued):
             return
-        last = self._bounds.to_make_room(cls, job.unit, self._waiting.queued)
+        known = self._roster.units.get(job.unit)
+        last = self._bounds.to_make_room(cls, job.unit, known, self._waiting.queued)
         if last is None:
             raise Rejected("queue_full", f"Too many requests wait for {job.model_name}.", wait)
         self._drop(last, Evicted("queue_full", "Dropped to make room for other users.", wait), now)

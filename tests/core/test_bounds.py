@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.core import bounds
 from scheduler.core.drain import DrainRate, retry_after
 from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.scheduler import Ticket
@@ -83,6 +84,20 @@ def test_a_user_at_the_fair_part_does_not_push_others_out() -> None:
     newcomer = bench.submit(3)  # fair part now 4/3: both others are above it
     assert bench.pump() == [waiting[3]]  # the newest of theirs
     assert newcomer.state == "queued"
+
+
+def test_who_floods_a_full_queue_is_refused_without_a_look_at_everybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench([user(i) for i in range(1, 10)], [backend(1, 1, max_queue=16)])
+    bench.serve(9)
+    for user_id in [*range(1, 9)] * 2:
+        bench.submit(user_id)
+    bench.pump()
+    looked: list[object] = []
+    monkeypatch.setattr(bounds, "Counter", looked.append)
+    assert refusal(bench, 3).reason == "queue_full"
+    assert looked == []
 
 
 def test_the_newest_job_of_the_one_who_waits_most_makes_room() -> None:

@@ -108,6 +108,25 @@ async def test_what_a_killed_process_left_is_closed_as_aborted_at_the_next_start
         await router.records(5)
 
 
+async def test_what_has_just_been_forwarded_is_on_record_if_the_process_is_killed_then(
+    stub: OpenAIStub, tmp_path: Path
+) -> None:
+    async with router_process(tmp_path, stub.url) as router:
+
+        async def end_of_the_router(call: Call) -> None:
+            router.send_signal(signal.SIGKILL)  # in the moment that the request arrives
+            await call.connection.gone.wait()
+
+        stub.then(end_of_the_router)
+        client = await router.raw()
+        client.post()
+        await router.ended()
+        assert await client.to_end() == b""
+        await router.start()
+        (record,) = await router.records(1)
+        assert (record.outcome, record.selected_backend) == ("aborted", "a")
+
+
 async def test_a_second_gateway_on_the_same_folder_is_refused(
     stub: OpenAIStub, tmp_path: Path
 ) -> None:

@@ -66,6 +66,23 @@ def test_a_request_open_at_the_second_announce_gets_one_start_marker(tmp_path: P
     spool.stop()
 
 
+def test_a_request_that_is_forwarded_has_its_start_marker_at_once_and_once(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for number in range(3):
+        one = record(f"r{number}")
+        spool.open(one)
+        for _ in range(number):
+            spool.announce()
+        one.selected_backend = "a"
+        spool.mark(one)
+        assert b'"selected_backend":"a"' in lines(tmp_path)[-1]
+    for _ in range(3):
+        spool.announce()
+    # The last one had one before it was forwarded, as it had been waiting.
+    assert [line.startswith(MARKER) for line in lines(tmp_path)] == [True] * 4
+    spool.stop()
+
+
 def test_a_final_record_is_in_the_file_when_close_returns(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     one = record(
