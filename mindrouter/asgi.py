@@ -7,19 +7,28 @@ code as possible.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
 django_application = get_asgi_application()
 
-from mindrouter.gateway.consumer import GatewayConsumer, running_runtime, serves  # noqa: E402
+from mindrouter.gateway.consumer import HEALTH_PATH, GatewayConsumer, running_runtime, serves  # noqa: E402
 from scheduler.consumers import routes  # noqa: E402
 from scheduler.serving import current  # noqa: E402
 
+#: By ``settings.SERVES``: whether a path is the gateway's.
+_IS_GATEWAYS: dict[str, Callable[[str], bool]] = {
+    "all": serves,
+    "api": lambda path: True,
+    "pages": lambda path: path == HEALTH_PATH,
+}
+is_gateways = _IS_GATEWAYS.get(settings.SERVES, serves)  # a system check has told
 gateway = GatewayConsumer()  # one for all requests, as it keeps nothing of any
 others = ProtocolTypeRouter(
     {"http": django_application, "websocket": AuthMiddlewareStack(URLRouter(routes))}
@@ -28,10 +37,12 @@ others = ProtocolTypeRouter(
 
 async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """The ASGI application of every server."""
-    if scope["type"] == "http" and serves(scope["path"]):
+    if scope["type"] == "http" and is_gateways(scope["path"]):
         await gateway(scope, receive, send)
     elif scope["type"] == "lifespan":
         await _lifespan(receive, send)
+    elif settings.SERVES == "api":
+        await send({"type": "websocket.close"})
     else:
         await others(scope, receive, send)
 

@@ -113,7 +113,7 @@ def give_large_memory_back() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def serve(host: str, port: int) -> None:
-    """Run the gateway and the pages until a signal."""
+def serve(host: str, port: int, sockets: list[socket.socket] | None = None) -> None:
+    """Run the gateway and the pages until a signal, on the given sockets if there are any."""
     give_large_memory_back()
-    GatewayServer(configuration(host, port)).run()
+    GatewayServer(configuration(host, port)).run(sockets)

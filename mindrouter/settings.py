@@ -168,7 +168,10 @@ else:
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # ---- processes
+# With Redis, `manage.py runscheduler` schedules for any number of gateways (docs/cluster.md).
 REDIS_URL = env.str("REDIS_URL", "")
+# What a gateway process serves: "api", "pages" (the admin and its API), or "all" of it.
+SERVES = env.str("SERVES", "all")
 CHANNEL_LAYERS = {
     "default": (
         {

@@ -78,8 +78,8 @@ from scheduler.snapshot import Snapshot
 logger = logging.getLogger(__name__)
 
 #: A new request is answered or refused within this time and one ``SWEEP_SECONDS``.
-ADMISSION_SECONDS = 2.6
-SWEEP_SECONDS = 0.2
+ADMISSION_SECONDS = 2.75
+SWEEP_SECONDS = 0.1
 #: Without a beat for so long, new requests are refused at once.
 OUT_OF_TOUCH_SECONDS = 3.0
 #: Without a beat for so long, waiting requests are given up.
@@ -248,14 +248,15 @@ class RemoteRuntime(Serving):
         """Tell the scheduler what is left to tell, and that this is the end."""
         if self._lazy is not None:
             self._lazy.cancel()
+        await redis.close(self._writer)  # a command may have been cut off
+        self._writer = redis.connect(settings.REDIS_URL)
         with contextlib.suppress(*redis.ERRORS):
             self._outbox.append(Bye())
             await self._send_once()
             await self._writer.delete(redis.GATEWAY + self.name)
             await self._writer.srem(redis.GATEWAYS, self.name)
         for client in (self._writer, self._reader):
-            with contextlib.suppress(*redis.ERRORS):
-                await client.aclose()
+            await redis.close(client)
 
     @property
     def in_touch(self) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -57,15 +57,13 @@ from scheduler.snapshot import BackendTelemetry
 
 logger = logging.getLogger(__name__)
 
-LEASE_SECONDS = 1.5
-RENEW_SECONDS = 0.3
+LEASE_SECONDS = 1.2
+RENEW_SECONDS = 0.25
 #: A leader stops acting so long before its lease ends.
 MARGIN_SECONDS = 0.2
-STANDBY_SECONDS = 0.15
+STANDBY_SECONDS = 0.1
 #: Gateways that live renew their key in this time, even where Redis has lost it.
 REAPPEAR_SECONDS = 1.5
-#: A gateway that was there so lately may have running requests, even if Redis does not know it.
-SEEN_SECONDS = 10.0
 #: No new leader waits longer for gateways that were there before.
 GATHER_SECONDS = 5.0
 
@@ -110,14 +108,25 @@ class SchedulerProcess(Runtime):
         self.epoch = 0  # of this leader; 0: it stands by
         self._holder = ""
         self._lead_until = 0.0
-        self._control = redis.connect(settings.REDIS_URL)
-        self._reader = redis.connect(settings.REDIS_URL)
-        self._writer = redis.connect(settings.REDIS_URL)
+        self._connect()
         self._position = {redis.IN: b"0-0"}
-        self._seen: dict[str, float] = {}  # gateways that were there, and when
+        self._seen: set[str] = set()  # gateways that were there when last looked at
         self._polls: list[BackendTelemetry] = []
         self._answers: set[asyncio.Task[None]] = set()
         self._reset()
+
+    def _connect(self) -> None:
+        self._control = redis.connect(settings.REDIS_URL)
+        self._reader = redis.connect(settings.REDIS_URL)
+        self._writer = redis.connect(settings.REDIS_URL)
+
+    async def _disconnect(self) -> None:
+        for client in (self._control, self._reader, self._writer):
+            await redis.close(client)
+
+    async def _connect_again(self) -> None:
+        await self._disconnect()
+        self._connect()
 
     def _reset(self) -> None:
         """As before the first lead."""
@@ -148,19 +157,18 @@ class SchedulerProcess(Runtime):
         """Let another one lead at once."""
         if self.epoch:
             await self._step_down()
-        for client in (self._control, self._reader, self._writer):
-            with contextlib.suppress(*redis.ERRORS):
-                await client.aclose()
+        await self._disconnect()
 
     async def _stand_by(self) -> None:
+        logger.info("Standing by")
         while True:
             try:
                 if await self._acquire():
                     await self._lead()
-            except* (LostLeaseError, *redis.ERRORS) as errors:
+            except (LostLeaseError, *redis.ERRORS) as error:
                 if self.epoch:
-                    logger.warning("No longer leading: %s", errors.exceptions[0])
-            except* Exception:
+                    logger.warning("No longer leading: %s", error)
+            except Exception:
                 logger.exception("The scheduler failed")
             if self.epoch:
                 await self._step_down()
@@ -168,7 +176,7 @@ class SchedulerProcess(Runtime):
 
     async def _acquire(self) -> bool:
         asked_at = time.monotonic()
-        self._note_gateways(await self._known_gateways())
+        await self._note_gateways()
         milliseconds = round(LEASE_SECONDS * 1000)
         told: Any = await self._control.eval(
             _ACQUIRE, 2, redis.LEADER, redis.EPOCH, self.name, milliseconds
@@ -180,14 +188,11 @@ class SchedulerProcess(Runtime):
         self._lead_until = asked_at + LEASE_SECONDS - MARGIN_SECONDS
         return True
 
-    async def _known_gateways(self) -> set[str]:
-        members: Any = await self._control.smembers(redis.GATEWAYS)
-        return {member.decode() for member in members}
-
-    def _note_gateways(self, names: Iterable[str]) -> None:
-        now = time.monotonic()
-        self._seen |= dict.fromkeys(names, now)
-        self._seen = {name: at for name, at in self._seen.items() if now - at < SEEN_SECONDS}
+    async def _note_gateways(self) -> None:
+        """Remember who is there, unless Redis has just been emptied and no longer knows."""
+        if await self._control.exists(redis.EPOCH):
+            members: Any = await self._control.smembers(redis.GATEWAYS)
+            self._seen = {member.decode() for member in members}
 
     async def _step_down(self) -> None:
         """Forget everything but who was there; a later lead begins anew."""
@@ -195,7 +200,7 @@ class SchedulerProcess(Runtime):
             await self._save_checkpoint()
         with contextlib.suppress(*redis.ERRORS):
             await self._control.eval(_RELEASE, 1, redis.LEADER, self._holder)
-        self._note_gateways(self.peers)
+        self._seen |= set(self.peers)
         self.epoch = 0
         for peer in self.peers.values():
             for held in peer.jobs.values():
@@ -214,19 +219,27 @@ class SchedulerProcess(Runtime):
     # ---- leading
 
     async def _lead(self) -> None:
-        """Raises: an ExceptionGroup of LostLeaseError, or of ``redis.ERRORS``."""
+        """Until something fails. Raises: LostLeaseError or one of ``redis.ERRORS``."""
         logger.info("Leading in epoch %d", self.epoch)
         await self._take_over()
-        async with asyncio.TaskGroup() as tasks:
-            for job in (
-                self._renew(),
-                self._receive(),
-                self._send(),
-                self._beat(),
-                self._write_checkpoints(),
-                self._meter_shares(),
-            ):
-                tasks.create_task(job)
+        jobs = (
+            self._renew(),
+            self._receive(),
+            self._send(),
+            self._beat(),
+            self._write_checkpoints(),
+            self._meter_shares(),
+        )
+        # Not a TaskGroup: in Python 3.11 it leaves its parent half cancelled.
+        tasks = [asyncio.create_task(job) for job in jobs]
+        try:
+            failed, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            failed.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._connect_again()  # a command may have been cut off
 
     async def _take_over(self) -> None:
         self._position = {redis.IN: (await redis.last_entry(self._reader, redis.IN))[0]}
@@ -333,6 +346,7 @@ class SchedulerProcess(Runtime):
         for batch in held_back:
             await self._heed(batch)
         self._pump(time.monotonic())
+        logger.info("Scheduling for %d gateways", len(self.peers))
 
     async def _look_for_silent_gateways(self) -> None:
         now = time.monotonic()

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import redis.exceptions
@@ -77,6 +78,11 @@ async def last_entry(client: Redis, stream: str) -> tuple[bytes, dict[bytes, byt
     """The newest entry of a stream; ``(b"0-0", {})`` where there is none."""
     entries: Any = await client.xrevrange(stream, count=1)
     return entries[0] if entries else (b"0-0", {})
+
+
+async def close(client: Redis) -> None:
+    with contextlib.suppress(*ERRORS):
+        await client.aclose()
 
 
 def adding(stream: str, data: bytes, limit: int) -> tuple[str | int | bytes, ...]:

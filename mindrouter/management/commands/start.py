@@ -122,6 +122,7 @@ class Command(BaseCommand):
             "MINDROUTER_SOCKET": _socket_path(settings.DATA_DIR),
             "MINDROUTER_LOG": _log_target(settings.DATA_DIR),
             "MINDROUTER_STOP_SECONDS": str(int(settings.SHUTDOWN_GRACE) + 10),
+            "MINDROUTER_CLUSTER": "true" if settings.REDIS_URL else "false",
             "MINDROUTER_DEMO": "true" if demo else "false",
             "MINDROUTER_DEMO_MODEL": model,
             "MINDROUTER_DEMO_PORT_A": str(ports[0]),

@@ -1,0 +1,262 @@
+"""Several gateways and schedulers as processes: killed, stopped, and with Redis taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.cluster.site import SLOTS, ClusterSite, Gateway, Process, prepare, until
+from tests.running import events
+from tests.scheduler.redis import RedisServer
+from tests.stubs.openai_stub import Behaviour, Call, OpenAIStub, either, ordinary
+from tests.stubs.scripted import ClientGone
+
+# The database is made only where a test says that it needs it.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.django_db]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def stub() -> AsyncIterator[OpenAIStub]:
+    async with await OpenAIStub.start() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def site(
+    redis: RedisServer,
+    stub: OpenAIStub,
+    django_db_setup: None,
+    django_db_blocker: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[ClusterSite]:
+    folder = tmp_path_factory.mktemp("cluster")
+
+    with django_db_blocker.unblock():
+        keys = await asyncio.to_thread(prepare, folder, stub.url)
+    site = ClusterSite(folder, redis, *keys)
+    try:
+        await site.start()
+        yield site
+    finally:
+        await site.close()
+
+
+#: How long new requests wait for a scheduler, less what a busy machine takes to tell them.
+PATIENCE = timedelta(seconds=2.5)
+
+
+class Load:
+    """Requests one after another on both gateways, and streams that take a while."""
+
+    def __init__(self, site: ClusterSite, streams: int, clients: int) -> None:
+        self.statuses: list[int] = []
+        self.failures: list[str] = []
+        self._stop = False
+        self._streams = [asyncio.create_task(site.gateways[n % 2].stream()) for n in range(streams)]
+        self._clients = [
+            asyncio.create_task(self._ask(site.gateways[n % 2])) for n in range(clients)
+        ]
+
+    async def _ask(self, gateway: Gateway) -> None:
+        while not self._stop:
+            response = await gateway.chat()
+            self.statuses.append(response.status_code)
+            if response.status_code != httpx.codes.OK:
+                self.failures.append(response.text)
+
+    async def until_answered(self, count: int) -> None:
+        async def enough() -> bool:
+            return len(self.statuses) >= count
+
+        await until(enough)
+
+    async def end(self) -> list[str]:
+        """The streams' texts."""
+        self._stop = True
+        await asyncio.gather(*self._clients)
+        return await asyncio.gather(*self._streams)
+
+
+def streaming_until(over: asyncio.Event) -> Behaviour:
+    """Streams say a word each 0.1 s until then; everything else is answered at once."""
+
+    async def behave(call: Call) -> None:
+        if not call.is_stream:
+            await ordinary(call)
+            return
+        await call.start_stream()
+        said = 0
+        while not over.is_set():
+            await call.say("word ")
+            said += 1
+            await either(over, call.connection.gone, within=0.1)
+            if call.connection.gone.is_set():
+                raise ClientGone
+        await call.finish()
+        await call.usage(output=said)
+        await call.end()
+        call.body["said"] = said
+
+    return behave
+
+
+async def stands_by(scheduler: Process) -> bool:
+    return scheduler.log.count("Standing by") == scheduler.starts
+
+
+async def charged(site: ClusterSite) -> float:
+    stats = await site.idle()
+    return float(sum(user["recent_tokens"] for user in stats["fair_share"]["user_stats"]))
+
+
+async def test_the_leader_is_killed_and_no_request_fails(
+    site: ClusterSite, stub: OpenAIStub
+) -> None:
+    before, calls = await charged(site), len(stub.calls)
+    over = asyncio.Event()
+    stub.behaviour = streaming_until(over)
+    load = Load(site, streams=SLOTS - 4, clients=8)
+    await load.until_answered(50)
+    leader = site.leader()
+    killed_at = datetime.now()  # noqa: DTZ005  as in the logs
+    await leader.kill()
+    answered = len(load.statuses)
+    await load.until_answered(answered + 200)
+    assert site.leader() is not leader
+    over.set()
+    texts = await load.end()
+    without_leader = site.leader().moment_of("Scheduling for") - killed_at
+    if without_leader < PATIENCE:  # on a machine that has nothing to do it takes half of that
+        assert load.failures == []
+    assert all(text.endswith("data: [DONE]\n\n") for text in texts)
+    assert stub.most_running <= SLOTS
+    used = sum(7 + call.body.get("said", 3) for call in stub.calls[calls:])
+    assert await charged(site) - before == pytest.approx(used)
+    await leader.start()
+    await until(lambda: stands_by(leader))
+
+
+async def test_a_gateway_is_killed_and_only_its_own_streams_end(
+    site: ClusterSite, stub: OpenAIStub
+) -> None:
+    await site.idle()
+    over = asyncio.Event()
+    stub.behaviour = streaming_until(over)
+    calls = len(stub.calls)
+    dying = [asyncio.create_task(site.first.stream()) for _ in range(SLOTS - 10)]
+    living = [asyncio.create_task(site.second.stream()) for _ in range(10)]
+    await stub.until_calls(calls + SLOTS, 60.0)
+    waits = asyncio.create_task(site.second.chat())
+    await site.first.kill()
+    for ended in await asyncio.gather(*dying, return_exceptions=True):
+        assert isinstance(ended, httpx.TransportError)
+    assert (await waits).status_code == 200  # in a slot that the dead one had held
+    over.set()
+    texts = await asyncio.gather(*living)
+    assert all(text.endswith("data: [DONE]\n\n") for text in texts)
+    await site.first.start()
+    await until(site.first.serves)
+    await site.idle()
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+async def test_without_redis_streams_go_on_and_newcomers_are_told_soon(
+    site: ClusterSite, stub: OpenAIStub, fault: str
+) -> None:
+    await site.idle()
+    over = asyncio.Event()
+    stub.behaviour = streaming_until(over)
+    calls = len(stub.calls)
+    streams = [asyncio.create_task(gateway.stream()) for gateway in site.gateways * 2]
+    await stub.until_calls(calls + 4, 60.0)
+    if fault == "killed":
+        site.redis.kill()
+    else:
+        site.redis.freeze()
+    for gateway in site.gateways * 2:
+        response = await gateway.chat()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "no_backend_available"
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+        assert (await gateway.client.get("/healthz")).status_code == 200
+    assert await site.first.stats() is None
+    if fault == "killed":
+        await asyncio.to_thread(site.redis.start)
+    else:
+        site.redis.thaw()
+    for gateway in site.gateways:
+        await until(gateway.serves)
+    over.set()
+    assert all(text.endswith("data: [DONE]\n\n") for text in await asyncio.gather(*streams))
+    await site.idle()
+    assert stub.most_running <= SLOTS
+
+
+async def test_a_worker_that_dies_is_started_again(site: ClusterSite) -> None:
+    workers = site.second.children()
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+
+    async def both_again() -> bool:
+        return len(set(site.second.children()) - {workers[0]}) == 2
+
+    await until(both_again)
+    await until(site.second.serves)
+
+
+async def test_a_key_disabled_with_sql_is_refused_by_every_process(site: ClusterSite) -> None:
+    site.change("UPDATE accounts_apikey SET enabled = 0 WHERE user_id != 0")
+
+    async def refused() -> bool:
+        answers = [await gateway.chat() for gateway in (*site.gateways, site.second)]
+        return {answer.status_code for answer in answers} == {401}
+
+    await until(refused)
+    site.change("UPDATE accounts_apikey SET enabled = 1 WHERE user_id != 0")
+    for gateway in (*site.gateways, site.second):
+        await until(gateway.serves)
+
+
+async def test_a_gateway_without_pages_and_one_with_them_know_the_same_scheduler(
+    site: ClusterSite,
+) -> None:
+    stats = await site.first.stats()
+    assert [backend["name"] for backend in stats["backends"]] == ["a"]
+    assert (await site.first.client.get("/admin/login/")).status_code == 200
+    assert (await site.second.client.get("/admin/login/")).status_code == 404
+
+
+async def test_a_gateway_that_is_stopped_ends_its_streams_and_leaves_nothing(
+    site: ClusterSite, stub: OpenAIStub
+) -> None:
+    over = asyncio.Event()
+    stub.behaviour = streaming_until(over)
+    calls = len(stub.calls)
+    streams = [asyncio.create_task(site.second.stream()) for _ in range(6)]
+    await stub.until_calls(calls + 6, 60.0)
+    stopping = asyncio.create_task(site.second.stop())
+    await asyncio.sleep(0.5)
+    over.set()
+    assert await stopping == 0
+    for task in streams:
+        assert events(await task)[-1] is not None
+        assert task.result().endswith("data: [DONE]\n\n")
+    await site.idle()
+    await site.second.start()
+    await until(site.second.serves)
+
+
+async def test_a_leader_that_is_stopped_hands_over(site: ClusterSite) -> None:
+    leader = site.leader()
+    assert await leader.stop() == 0
+    for gateway in site.gateways:
+        assert (await gateway.chat()).status_code == 200
+    assert site.leader() is not leader
