@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -44,6 +44,7 @@ POLL_SECONDS = 1.0
 SYNC_SECONDS = 0.5
 ANNOUNCE_SECONDS = 0.02
 CLOSE_SECONDS = 2.0
+CANCEL_AGAIN_SECONDS = 0.2
 ANSWER_SECONDS = 2.0
 PICTURE_SECONDS = 5.0
 
@@ -208,6 +209,17 @@ class Claim(ABC):
         )
 
 
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel them until they have ended; a library may mistake one cancellation for the end of
+    a time limit of its own."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
+    await asyncio.gather(*tasks, return_exceptions=True)  # what they ended with is of no interest
+
+
 class Serving(ABC):
     """The configuration, upstream connections and spool of one process, and its scheduler."""
 
@@ -246,9 +258,7 @@ class Serving(ABC):
         """End the background work, close connections and the spool."""
         global _current
         self.stopping = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._end()
         self._database.shutdown(wait=False)
         with contextlib.suppress(TimeoutError):

@@ -53,6 +53,7 @@ from scheduler.core.jobs import Usage
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tunables import Tunables
 from scheduler.runtime import Runtime, load_all, save_state
+from scheduler.serving import end_tasks
 from scheduler.snapshot import BackendTelemetry
 
 logger = logging.getLogger(__name__)
@@ -236,9 +237,7 @@ class SchedulerProcess(Runtime):
             failed, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             failed.pop().result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
             await self._connect_again()  # a command may have been cut off
 
     async def _take_over(self) -> None:
