@@ -175,6 +175,7 @@ def _statements(decisions: int, users: int, vendor: str) -> list[str]:
         "constraints": "'{}'",
         "selection_reason": "'score'",
         "attempts": "'[]'",
+        "task": "''",
         "wait_reason": "'others_ahead'",
         "served_ahead": """'{"group-1": [2, 400.0]}'""",
         "prompt_tokens": "i % 900",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from typing import Any, Literal
 
+from django.db import connection
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
@@ -164,6 +165,53 @@ def _finished(
 def _lend(row: Row, surplus: float) -> None:
     row.borrowed += max(0.0, surplus)
     row.lent += max(0.0, -surplus)
+
+
+def users(period: Period) -> list[Row]:
+    """Each user's standing in the whole period, those with the most tokens first: what ``shares``
+    by user comes to, added up by the database, since there may be a row per user and hour."""
+    names = _usernames()
+    with connection.cursor() as cursor:
+        cursor.execute(_USERS_SQL, {"since": _stored(period.since), "until": _stored(period.until)})
+        found = cursor.fetchall()
+    hours = _hours(period)
+    of = sum(hour.tokens for hour in hours.values() if hour.worth)
+    rows = [
+        Row(None, names.get(user_id, f"#{user_id}"), int(requests), tokens, received, entitled, of)
+        for user_id, requests, tokens, received, entitled in found
+    ]
+    return sorted(rows, key=lambda row: (-row.tokens, row.name))
+
+
+def _stored(moment: datetime) -> Any:
+    return connection.ops.adapt_datetimefield_value(moment)
+
+
+_USERS_SQL = """
+WITH charged AS (
+    SELECT hour, SUM(charged_tokens) AS tokens FROM scheduler_usagehour
+    WHERE hour >= %(since)s AND hour < %(until)s GROUP BY hour
+), worth AS (
+    SELECT charged.hour AS hour, charged.tokens / SUM(entitled) AS tokens
+    FROM charged JOIN scheduler_sharehour ON scheduler_sharehour.hour = charged.hour
+    WHERE user_id = 0 AND charged.tokens > 0
+    GROUP BY charged.hour, charged.tokens HAVING SUM(entitled) > 0
+), parts AS (
+    SELECT user_id, SUM(requests) AS requests, SUM(charged_tokens) AS tokens,
+        SUM(CASE WHEN worth.hour IS NULL THEN 0 ELSE charged_tokens END) AS received,
+        0.0 AS entitled
+    FROM scheduler_usagehour LEFT JOIN worth ON worth.hour = scheduler_usagehour.hour
+    WHERE scheduler_usagehour.hour >= %(since)s AND scheduler_usagehour.hour < %(until)s
+        AND user_id > 0
+    GROUP BY user_id
+    UNION ALL
+    SELECT user_id, 0, 0.0, 0.0, SUM(entitled * worth.tokens)
+    FROM scheduler_sharehour JOIN worth ON worth.hour = scheduler_sharehour.hour
+    WHERE user_id > 0 GROUP BY user_id
+)
+SELECT user_id, SUM(requests), SUM(tokens), SUM(received), SUM(entitled)
+FROM parts GROUP BY user_id
+"""
 
 
 def whole(rows: Iterable[Row]) -> list[Row]:

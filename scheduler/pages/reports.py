@@ -75,7 +75,7 @@ def report(request: HttpRequest) -> HttpResponse:
         period = form.period()
         form = context["form"] = PeriodForm({"first": period.first, "last": period.last})
         days = reports.shares(period, "group")
-        users = reports.whole(reports.shares(period, "user"))
+        users = reports.users(period)
         context |= {
             "period": period,
             "query": f"first={period.first}&last={period.last}",

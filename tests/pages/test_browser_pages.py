@@ -187,6 +187,24 @@ def test_own_pages_are_readable_without_scripts_and_lead_to_the_others(open_sign
     open_signed_in(java_script_enabled=False)(plain)
 
 
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_change_is_taken_back_with_and_without_scripts(open_signed_in, people, scripts):
+    faculty = Group.objects.get(name="faculty")
+    faculty.scheduler_weight = 8
+    faculty.save()
+
+    def take_back(page: Page) -> None:
+        page.goto("/admin/history/")
+        page.get_by_role("button", name="Take back the change of group faculty").click()
+        expect(page.get_by_text("Taken back: scheduler weight 8 → 3.")).to_be_visible()
+        expect(page.get_by_role("button", name="Take back")).to_have_count(2)  # both changes
+
+    open_signed_in(java_script_enabled=scripts)(take_back)
+    faculty.refresh_from_db()
+    assert faculty.scheduler_weight == 3
+    assert faculty.history.first().history_user == people
+
+
 def test_the_menu_is_opened_with_the_keyboard_on_a_narrow_screen(open_signed_in):
     def open_menu(page: Page) -> None:
         page.goto("/admin/groups/")

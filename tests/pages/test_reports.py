@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import random
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -94,6 +95,25 @@ def test_users_are_named_as_they_are_called_now_and_deleted_ones_by_number() -> 
     other, mine = shares(PERIOD, "user")
     assert (other.name, other.entitled, other.received) == ("#987654", 75, 40)
     assert (mine.name, mine.entitled, mine.received, mine.of) == ("ada", 25, 60, 100)
+
+
+def test_users_of_a_whole_period_are_the_sum_of_their_days() -> None:
+    chance = random.Random(3)
+    people = [make_user(f"user-{n}").pk for n in range(5)]
+    for day in (1, 2):
+        for hour in range(8, 14):
+            for user_id in chance.sample(people, 3):
+                used(day, hour, "staff", chance.randrange(1000), user_id=user_id)
+                if hour != 9:  # nothing was sampled at nine
+                    entitled(day, hour, "staff", chance.random(), user_id=user_id)
+            if hour != 9:
+                entitled(day, hour, "staff", 3.0, nominal=3.0)
+    one, other = reports.users(PERIOD), whole(shares(PERIOD, "user"))
+    assert [row.name for row in one] == [row.name for row in other]
+    for name in ("requests", "tokens", "received", "entitled", "of"):
+        assert [getattr(row, name) for row in one] == pytest.approx(
+            [getattr(row, name) for row in other]
+        )
 
 
 def test_days_are_the_sites_and_the_whole_period_is_their_sum(settings) -> None:
