@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,21 @@ from backends.fetch import UnansweredError, ask, new_client
 from backends.models import Backend
 from backends.probe import Target
 from backends.services import run, target_of
+from scheduler.core.jobs import ModelSpec
 
 #: Enough for a server that has to load the model first.
 TRIAL_SECONDS = 60.0
 PROMPT = "Say hello in one short sentence."
 _MAX_TOKENS = 64
 _MOST_SHOWN = 2000
+#: What a model that is for something else than text is asked, by its capability.
+_TRIED_WITH: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "embeddings": ("/v1/embeddings", lambda prompt: {"input": prompt}),
+    "rerank": ("/v1/rerank", lambda prompt: {"query": prompt, "documents": [prompt]}),
+    "speech": ("/v1/audio/speech", lambda prompt: {"input": prompt, "voice": "alloy"}),
+    "images": ("/v1/images/generations", lambda prompt: {"prompt": prompt}),
+    "moderation": ("/v1/moderations", lambda prompt: {"input": prompt}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +50,27 @@ class Trial:
         return not self.error
 
 
-def offered_models(backend: Backend) -> dict[str, bool]:
-    """{model name: whether it is for embeddings}, as the backend names them, for those it offers.
+def offered_models(backend: Backend) -> dict[str, str]:
+    """{model name: what it is tried with, "" for a chat}, as the backend names them, for those it
+    offers.
 
     Takes the rows of ``backend.models`` and ``backend.status``.
     """
     status = getattr(backend, "status", None)
     engine = effective_engine(backend.engine, status.detected_engine if status else "")
     specs = models_by_name(engine, backend.models.all()).values()
-    return {spec.name: spec.embeddings is True for spec in sorted(specs, key=lambda s: s.name)}
+    return {spec.name: _purpose(spec) for spec in sorted(specs, key=lambda s: s.name)}
+
+
+def _purpose(spec: ModelSpec) -> str:
+    """Transcribing is none: it takes a recording, and most models that hear also chat."""
+    return next((name for name in _TRIED_WITH if getattr(spec, name) is True), "")
 
 
 def try_backend(backend: Backend, model_name: str, prompt: str = PROMPT) -> Trial:
     """Ask one model of a backend. Raises nothing for what the server does."""
-    embeddings = offered_models(backend).get(model_name, False)
-    found: Trial = run(_try, backend.name, target_of(backend), model_name, embeddings, prompt)
+    purpose = offered_models(backend).get(model_name, "")
+    found: Trial = run(_try, backend.name, target_of(backend), model_name, purpose, prompt)
     return found
 
 
@@ -65,17 +80,17 @@ def try_first_models(backends: Iterable[Backend]) -> list[Trial]:
     for backend in backends:
         models = offered_models(backend)
         name = next(iter(models), "")
-        asked.append((backend.name, target_of(backend), name, models.get(name, False), PROMPT))
+        asked.append((backend.name, target_of(backend), name, models.get(name, ""), PROMPT))
     found: list[Trial] = run(_try_all, asked)
     return found
 
 
-async def _try_all(asked: Sequence[tuple[str, Target, str, bool, str]]) -> list[Trial]:
+async def _try_all(asked: Sequence[tuple[str, Target, str, str, str]]) -> list[Trial]:
     return list(await asyncio.gather(*(_try(*one) for one in asked)))
 
 
-async def _try(name: str, target: Target, model_name: str, embeddings: bool, prompt: str) -> Trial:
-    question = _embeddings(model_name, prompt) if embeddings else _chat(model_name, prompt)
+async def _try(name: str, target: Target, model_name: str, purpose: str, prompt: str) -> Trial:
+    question = _question(purpose, model_name, prompt)
     started = time.monotonic()
 
     def trial(**found: Any) -> Trial:
@@ -97,21 +112,19 @@ async def _try(name: str, target: Target, model_name: str, embeddings: bool, pro
         return trial(error=f"No whole answer within {TRIAL_SECONDS:g} s.")
     except UnansweredError as error:
         return trial(error=str(error))
-    return trial(status=reply.status, **read_answer(reply))
+    answer = read_answer(reply)
+    if purpose == "speech" and reply.status == 200 and not reply.body.startswith((b"{", b"<")):
+        answer = _heard(reply)
+    return trial(status=reply.status, **answer)
 
 
-def _chat(model_name: str, prompt: str) -> Question:
-    body = {
-        "model": model_name,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": _MAX_TOKENS,
-    }
-    return Question("/v1/chat/completions", "POST", msgspec.json.encode(body))
-
-
-def _embeddings(model_name: str, prompt: str) -> Question:
-    body = msgspec.json.encode({"model": model_name, "input": prompt})
-    return Question("/v1/embeddings", "POST", body)
+def _question(purpose: str, model_name: str, prompt: str) -> Question:
+    chat = {"messages": [{"role": "user", "content": prompt}], "max_tokens": _MAX_TOKENS}
+    path, fields = "/v1/chat/completions", chat
+    if purpose:
+        path, ask_with = _TRIED_WITH[purpose]
+        fields = ask_with(prompt)
+    return Question(path, "POST", msgspec.json.encode({"model": model_name, **fields}))
 
 
 def read_answer(reply: Reply) -> dict[str, str]:
@@ -122,10 +135,10 @@ def read_answer(reply: Reply) -> dict[str, str]:
         document = {}
     if reply.status != 200:
         return {"answer": "", "error": _message(document) or f"Status {reply.status}."}
-    text = _said(document) or _vector(document)
+    text = _said(document) or _vector(document) or _made(document)
     if text:
         return {"answer": text[:_MOST_SHOWN], "error": ""}
-    return {"answer": "", "error": "The answer has neither text nor embeddings in it."}
+    return {"answer": "", "error": "The answer has nothing in it that was asked for."}
 
 
 def _message(document: dict[str, Any]) -> str:
@@ -151,6 +164,25 @@ def _vector(document: dict[str, Any]) -> str:
         if isinstance(vector, list) and vector and all(_is_number(value) for value in vector):
             return f"An embedding of {len(vector)} numbers."
     return ""
+
+
+def _made(document: dict[str, Any]) -> str:
+    """Of an answer that ranks, judges or draws."""
+    for entry in mappings(document.get("data"))[:1]:
+        if entry.get("b64_json") or entry.get("url"):
+            return "An image."
+    for entry in mappings(document.get("results"))[:1]:
+        if "relevance_score" in entry:
+            return f"A score of {entry['relevance_score']}."
+        if "flagged" in entry:
+            return "Flagged." if entry["flagged"] else "Not flagged."
+    return ""
+
+
+def _heard(reply: Reply) -> dict[str, str]:
+    if not reply.body:
+        return {"answer": "", "error": "The answer is empty."}
+    return {"answer": f"{len(reply.body):,} bytes of audio.", "error": ""}
 
 
 def _is_number(value: Any) -> bool:

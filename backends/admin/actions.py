@@ -33,10 +33,10 @@ class TrialForm(forms.Form):
         max_length=4000, initial=PROMPT, widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
     )
 
-    def __init__(self, models: dict[str, bool], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, models: dict[str, str], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["model"].choices = [  # type: ignore[attr-defined]
-            (name, f"{name} (embeddings)" if embeds else name) for name, embeds in models.items()
+            (name, f"{name} ({purpose})" if purpose else name) for name, purpose in models.items()
         ]
 
 

@@ -49,11 +49,43 @@ def test_a_model_for_embeddings_is_asked_for_one() -> None:
     assert (found.answer, found.path) == ("An embedding of 3 numbers.", "/v1/embeddings")
 
 
+@pytest.mark.parametrize(
+    ("purpose", "path", "answer", "told"),
+    [
+        (
+            "rerank",
+            "/v1/rerank",
+            Answer({"results": [{"index": 0, "relevance_score": 0.5}]}),
+            "A score of 0.5.",
+        ),
+        ("speech", "/v1/audio/speech", Answer(b"\xff\xfb" * 600), "1,200 bytes of audio."),
+        ("images", "/v1/images/generations", Answer({"data": [{"url": "u"}]}), "An image."),
+        (
+            "moderation",
+            "/v1/moderations",
+            Answer({"results": [{"flagged": False}]}),
+            "Not flagged.",
+        ),
+    ],
+)
+def test_a_model_is_tried_with_what_it_is_for(
+    purpose: str, path: str, answer: Answer, told: str
+) -> None:
+    with openai_stub("m") as stub:
+        stub.answers[f"POST {path}"] = answer
+        backend = make_backend(base_url=stub.url)
+        BackendModel.objects.create(backend=backend, name="m", **{purpose: True})
+        found = try_backend(backend, "m", "Hi")
+        (asked,) = stub.asked
+    assert (found.answer, found.error, found.path) == (told, "", path)
+    assert json.loads(asked.body)["model"] == "m"
+
+
 def test_a_model_is_asked_for_by_the_name_that_its_backend_knows() -> None:
     with ollama_stub(OllamaModel("llama3.2:latest")) as stub:
         backend = make_backend(base_url=stub.url)
         probe_backends([backend.pk])
-        assert offered_models(Backend.objects.get()) == {"llama3.2:latest": False}
+        assert offered_models(Backend.objects.get()) == {"llama3.2:latest": ""}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +95,8 @@ def test_a_model_is_asked_for_by_the_name_that_its_backend_knows() -> None:
         (Answer({"error": "model not found"}, 404), "model not found"),
         (Answer({"detail": "Not Found"}, 404), "Not Found"),
         (Answer(b"<html>", 502), "Status 502."),
-        (Answer({"choices": []}), "The answer has neither text nor embeddings in it."),
-        (Answer(b"nonsense"), "The answer has neither text nor embeddings in it."),
+        (Answer({"choices": []}), "The answer has nothing in it that was asked for."),
+        (Answer(b"nonsense"), "The answer has nothing in it that was asked for."),
     ],
 )
 def test_what_is_no_answer_is_told_as_an_error(answer: Answer, error: str) -> None:
