@@ -58,6 +58,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _model(request, "Settings", "tune", "scheduler.sitesettings"),
     ]
     if request.user.has_perm("accounts.view_group"):
+        cluster.append({"title": "Advice", "icon": "lightbulb", "link": reverse("admin:advice")})
         cluster.append({"title": "History", "icon": "history", "link": reverse("admin:history")})
     if request.user.has_perm("scheduler.view_decision"):
         cluster.append({"title": "Reports", "icon": "bar_chart", "link": reverse("admin:reports")})

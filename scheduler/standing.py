@@ -122,7 +122,7 @@ def group_figures(view: LiveView | None) -> list[GroupFigures]:
     activity = {} if view is None else _activity_by_group(view.shares, ids)
     mode = share_mode()
     boosts = boosts_by_group()
-    own = {group.pk: _own_weight(group) for group in groups}
+    own = {group.pk: own_weight(group) for group in groups}
     weights = {
         key: multiplied(weight, [one.factor for one in boosts.get(key, ())])
         for key, weight in own.items()
@@ -164,7 +164,8 @@ def boosts_by_group() -> dict[int, tuple[TimedFactor, ...]]:
     return found
 
 
-def _own_weight(group: Group) -> float:
+def own_weight(group: Group) -> float:
+    """Without boosts: the group's weight, or R13's fallback."""
     own = group.scheduler_weight
     return effective_weight(
         override=None,

@@ -10,6 +10,7 @@ from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 
 from mindrouter.api import cluster, people, reports
+from mindrouter.api.advice import AdviceView
 from mindrouter.api.docs import Docs
 from mindrouter.api.queue import QueueViewSet
 from mindrouter.api.site_settings import SettingsHistory, SettingsView
@@ -47,6 +48,7 @@ urlpatterns = [
     path("reports/groups", reports.GroupReport.as_view(), name="api-report-groups"),
     path("reports/users", reports.UserReport.as_view(), name="api-report-users"),
     path("reports/causes", reports.CausesReport.as_view(), name="api-report-causes"),
+    path("advice", AdviceView.as_view(), name="api-advice"),
     path("docs/", Docs.as_view(), name="api-docs"),
     re_path(r"^(?P<rest>.*)$", NoSuchAddress.as_view()),
 ]

@@ -16,6 +16,7 @@ READ = [
     "/admin/groups/",
     "/admin/groups/figures/",
     "/admin/queue/",
+    "/admin/advice/",
     "/admin/decisions/req-1/",
     "/admin/scheduler/sitesettings/1/change/",
     "/admin/search/?s=x",

@@ -26,6 +26,7 @@ READ = [
     ("GET", "decisions/req-1"),
     ("GET", "scheduler/stats"),
     ("GET", "queue"),
+    ("GET", "advice"),
     ("GET", "schema/"),
     ("GET", "docs/"),
     ("POST", f"backends/{NONE}/poll"),
