@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from tests.e2e.site import MODEL, running_site
+from tests.e2e.site import MODEL, Site, running_site
 
 needs_model = pytest.mark.skipif(not MODEL.exists(), reason=f"no model at {MODEL}")
+PASSWORD = "opensesame12"
 HELLO = [{"role": "user", "content": "Say hello."}]
 
 
@@ -52,44 +54,49 @@ def test_the_demo_serves_the_openai_client_from_its_first_start(tmp_path: Path) 
         assert {r["usage_estimated"] for r in recorded()} == {False}
 
 
-def test_killing_any_process_stops_no_other_and_each_comes_back(tmp_path: Path) -> None:
-    with running_site(tmp_path / "data", DEMO="0") as site:
-        parts = ("rungateway", "runrecorder", "mindrouter worker", "mindrouter beat")
-        site.until("all run", lambda: all(site.pids(part) for part in parts))
-        for part in parts:
-            before = {other: site.pids(other) for other in parts}
-            for pid in before[part]:
-                os.kill(pid, signal.SIGKILL)
-            site.until(f"{part} is back", lambda p=part, b=before: site.pids(p) - b[p])
-            for other in parts:
-                if other != part:
-                    assert site.pids(other) >= before[other], other
-        site.until("it serves again", site.serves)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site without the demo, at its first start."""
+    data = tmp_path_factory.mktemp("site") / "data"
+    with running_site(data, DEMO="0", MINDROUTER_ADMIN_PASSWORD=PASSWORD) as site:
+        yield site
+
+
+def test_secrets_are_made_at_the_first_start_for_their_owner_only(site: Site) -> None:
+    for name in ("secret_key", "field_encryption_key"):
+        assert (site.data / name).stat().st_mode & 0o777 == 0o600
+    assert PASSWORD not in site.console
+    assert site.console.count("First API key") == 1
+
+
+def test_a_second_router_on_the_same_data_folder_is_refused(site: Site) -> None:
+    with pytest.raises(AssertionError, match="Another gateway already runs"):
+        site.manage("rungateway", "--port", "1")
+
+
+def test_killing_any_process_stops_no_other_and_each_comes_back(site: Site) -> None:
+    parts = ("rungateway", "runrecorder", "mindrouter worker", "mindrouter beat")
+    site.until("all run", lambda: all(site.pids(part) for part in parts))
+    for part in parts:
+        before = {other: site.pids(other) for other in parts}
+        for pid in before[part]:
+            os.kill(pid, signal.SIGKILL)
+        site.until(f"{part} is back", lambda p=part, b=before: site.pids(p) - b[p])
+        for other in parts:
+            if other != part:
+                assert site.pids(other) >= before[other], other
+    site.until("it serves again", site.serves)
+
+
+@pytest.fixture(scope="module")
+def stopped_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stopped") / "data"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopping_it_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
-    with running_site(tmp_path / "data", DEMO="0") as site:
+def test_stopping_it_leaves_no_process_behind(stopped_data: Path, number: signal.Signals) -> None:
+    with running_site(stopped_data, DEMO="0") as site:
         assert len(site.processes()) >= 4
         os.killpg(site.process.pid, number)
         site.process.wait(30)
         assert site.processes() == {}
-
-
-def test_secrets_are_made_at_the_first_start_for_their_owner_only(tmp_path: Path) -> None:
-    with running_site(
-        tmp_path / "data", DEMO="0", MINDROUTER_ADMIN_PASSWORD="opensesame12"
-    ) as site:
-        for name in ("secret_key", "field_encryption_key"):
-            assert (site.data / name).stat().st_mode & 0o777 == 0o600
-        assert "opensesame12" not in site.console
-        assert site.console.count("First API key") == 1
-
-
-def test_a_second_router_on_the_same_data_folder_is_refused(tmp_path: Path) -> None:
-    with (
-        running_site(tmp_path / "data", DEMO="0") as site,
-        pytest.raises(AssertionError) as refused,
-    ):
-        site.manage("rungateway", "--port", "1")
-    assert "Another gateway already runs" in str(refused.value)
