@@ -18,8 +18,9 @@ export DEMO
 run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 	@exec $(BIN)/python manage.py start
 
+# Three at a time, as many tests wait for other processes; a file's tests share what they start.
 test: $(VENV)/.installed-dev $(MODEL) browser redis
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Client packages that cannot share an environment with the newest ones, and Node's where it is.
 .PHONY: test-clients

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import django
 import hypothesis
 import pytest
 import uvloop
+from django.apps import apps
 from django.contrib.auth.management import create_permissions
 from django.db.models.signals import post_migrate
 
@@ -27,6 +29,8 @@ for _name in ("DATABASE_URL", "REDIS_URL"):
     if _name in os.environ and "MINDROUTER_TEST_KEEP_URLS" not in os.environ:
         del os.environ[_name]
 django.setup()
+
+from accounts.models import Group  # noqa: E402
 
 # No test is to fail because others use the machine as well.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -46,6 +50,21 @@ def pytest_asyncio_loop_factories(
     if _SERVED & set(item.path.parts):
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def default_groups(request: pytest.FixtureRequest) -> None:
+    """The groups of a new site are there for every test in a transaction of its own, whatever ran
+    before it: a test without one empties the database at its end, the migrations' rows too."""
+    marker = request.node.get_closest_marker("django_db")
+    names = request.fixturenames
+    alone = "transactional_db" in names or (marker and marker.kwargs.get("transaction"))
+    if alone or not (marker or "db" in names):
+        return
+    request.getfixturevalue("django_db_setup")
+    with request.getfixturevalue("django_db_blocker").unblock():
+        if not Group.objects.exists():
+            import_module("accounts.migrations.0002_default_groups").create_groups(apps, None)
 
 
 @pytest.fixture
