@@ -206,6 +206,27 @@ CELERY_BEAT_SCHEDULE = {
     },
 }
 
+CELERY_BEAT_SCHEDULE |= {
+    "warn-of-budgets": {
+        "task": "scheduler.warn_of_budgets",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
+    "remind-of-expiry": {
+        "task": "accounts.remind_of_expiry",
+        "schedule": 3600.0,
+        "options": {"expires": 3600.0},
+    },
+}
+
+# ---- mail and other notices
+# smtp://user:password@host:25, smtp+tls://… and the like; empty: nothing is sent.
+vars().update(env.email_url("EMAIL_URL", default="dummymail://"))
+DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "mindrouter@localhost")
+NOTICE_WEBHOOK = env.str("NOTICE_WEBHOOK", "")
+KEY_REMINDER_DAYS = env_number("KEY_REMINDER_DAYS", 7)
+CURRENCY = env.str("CURRENCY", "EUR")
+
 # ---- language, time, static files
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = env.str("TIME_ZONE", "UTC")
@@ -260,6 +281,10 @@ VLLM_MAX_NUM_SEQS = env_number("VLLM_MAX_NUM_SEQS", 16)
 VLLM_MAX_QUEUE_DEPTH = env_number("VLLM_MAX_QUEUE_DEPTH", 128)
 QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)
 MAX_BODY_BYTES = env_number("MAX_BODY_BYTES", 32 * 1024 * 1024)
+# Addresses or networks of proxies whose X-Forwarded-For is believed.
+TRUSTED_PROXIES = env.list("TRUSTED_PROXIES", default=[])
+# Wrong keys a minute that one address may send until it is told to wait.
+FAILED_KEYS_PER_MINUTE = env_number("FAILED_KEYS_PER_MINUTE", 30)
 # Tokens that an answer is taken to need at most where its request sets no limit itself.
 QUOTA_DEFAULT_OUTPUT_TOKENS = env_number("QUOTA_DEFAULT_OUTPUT_TOKENS", 1024)
 SHUTDOWN_GRACE = env_number("SHUTDOWN_GRACE", 30)

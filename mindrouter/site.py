@@ -74,6 +74,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _model(request, "Users", "person", "accounts.user"),
         _model(request, "API keys", "key", "accounts.apikey"),
         _model(request, "Quotas", "speed", "accounts.quota"),
+        _model(request, "Model prices", "payments", "scheduler.modelprice"),
         _model(request, "Model limits", "production_quantity_limits", "accounts.modellimits"),
     ]
     own: list[dict[str, Any] | None] = [

@@ -14,13 +14,14 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from simple_history.admin import SimpleHistoryAdmin
 from unfold.admin import ModelAdmin
 from unfold.contrib.filters.admin import DropdownFilter, TextFilter
 from unfold.views import ChangeList
 
 from backends.models import Alias, Backend, BackendModel
 from scheduler.explain import NOTHING, duration
-from scheduler.models import Decision, Outcome, SiteSettings
+from scheduler.models import Decision, ModelPrice, Outcome, SiteSettings
 from scheduler.settings_admin import SiteSettingsAdmin
 
 #: Rows that the log can be paged through; older ones are reached by a filter or a search.
@@ -263,3 +264,9 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
 
 
 admin.site.register(SiteSettings, SiteSettingsAdmin)
+
+
+@admin.register(ModelPrice)
+class ModelPriceAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
+    list_display = ("model_name", "prompt", "cached", "completion")
+    search_fields = ("model_name",)

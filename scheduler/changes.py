@@ -17,7 +17,7 @@ from django.utils import timezone
 from accounts.forms import weight_text
 from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, User
 from backends.models import Alias, Backend, ModelStrategy, Node
-from scheduler.models import SiteSettings
+from scheduler.models import ModelPrice, SiteSettings
 
 #: {name in addresses: (model, its column that names a row)}
 TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
@@ -30,6 +30,7 @@ TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
     "node": (Node, "name"),
     "alias": (Alias, "name"),
     "model limits": (ModelLimits, "model_name"),
+    "price": (ModelPrice, "model_name"),
     "strategy": (ModelStrategy, "model_name"),
     "settings": (SiteSettings, ""),
 }

@@ -45,6 +45,8 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "QUEUE_KEEPALIVE_AFTER": (0, False),
     "MAX_BODY_BYTES": (1, False),
     "QUOTA_DEFAULT_OUTPUT_TOKENS": (0, False),
+    "FAILED_KEYS_PER_MINUTE": (0, False),
+    "KEY_REMINDER_DAYS": (0, False),
     "SHUTDOWN_GRACE": (0, False),
     "TELEMETRY_INTERVAL": (0, False),
     "TELEMETRY_RETENTION": (0.01, False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -11,6 +11,16 @@ from django.utils import timezone
 from simple_history.models import HistoricalRecords
 
 from accounts.models import User
+
+
+def _price(help_text: str, **options: Any) -> models.DecimalField[Any, Any]:
+    return models.DecimalField(
+        max_digits=14,
+        decimal_places=6,
+        validators=[MinValueValidator(0)],
+        help_text=help_text,
+        **options,
+    )
 
 
 class Outcome(models.TextChoices):
@@ -221,6 +231,45 @@ class SpoolCursor(models.Model):
 
     def __str__(self) -> str:
         return f"{self.file_name}@{self.offset}"
+
+
+class ModelPrice(models.Model):
+    """What a model's tokens cost, per million, in the site's currency; shown, and never charged."""
+
+    model_name = models.CharField(max_length=300, unique=True, help_text="As its backends list it.")
+    prompt = _price("A million prompt tokens.")
+    cached = _price(
+        "A million prompt tokens that the backend had cached. Empty: as other prompt tokens.",
+        null=True,
+        blank=True,
+    )
+    completion = _price("A million tokens of answers.")
+    history = HistoricalRecords()
+
+    class Meta:
+        ordering: ClassVar = ["model_name"]
+
+    def __str__(self) -> str:
+        return f"price of {self.model_name}"
+
+
+class BudgetWarning(models.Model):
+    """That somebody was warned, so that it happens once."""
+
+    kind = models.CharField(max_length=5)
+    ident = models.CharField(max_length=300)
+    start = models.FloatField()  # of the budget's period, epoch seconds
+    percent = models.PositiveSmallIntegerField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["kind", "ident", "start", "percent"], name="budget_warned_of_once"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.percent} % of {self.kind} {self.ident}"
 
 
 class ShareCheckpoint(models.Model):

@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 
 from accounts.limits import Holder, Standing, Use
+from accounts.uses import note_uses
 from backends.upstream import Upstream
 from scheduler.core.errors import Evicted
 from scheduler.core.jobs import Job, Telemetry, Usage
@@ -42,6 +43,7 @@ _T = TypeVar("_T")
 
 POLL_SECONDS = 1.0
 SYNC_SECONDS = 0.5
+USES_SECONDS = 10.0
 ANNOUNCE_SECONDS = 0.02
 CLOSE_SECONDS = 2.0
 CANCEL_AGAIN_SECONDS = 0.2
@@ -233,6 +235,7 @@ class Serving(ABC):
         self._loop = asyncio.get_running_loop()
         # One reads the configuration, one saves shares: a lock on writing delays no reading.
         self._database = ThreadPoolExecutor(2, thread_name_prefix="database")
+        self._keys_used: dict[int, float] = {}  # {key: when last}, until it is stored
         self._tasks: list[asyncio.Task[None]] = []
         self._telemetry: dict[int, Telemetry] = {}
 
@@ -259,6 +262,7 @@ class Serving(ABC):
         global _current
         self.stopping = True
         await end_tasks(self._tasks)
+        await self._store_uses_once()
         await self._end()
         self._database.shutdown(wait=False)
         with contextlib.suppress(TimeoutError):
@@ -282,6 +286,7 @@ class Serving(ABC):
             self._follow_the_clock(),
             self._announce_records(),
             self._sync_records(),
+            self._store_uses(),
         ]
 
     # ---- a job's way
@@ -437,6 +442,27 @@ class Serving(ABC):
     @abstractmethod
     async def _polled(self, now: float) -> None:
         """After each look at the database."""
+
+    # ---- keys
+
+    def key_used(self, key_id: int) -> None:
+        """Stored within ``USES_SECONDS``."""
+        self._keys_used[key_id] = time.time()
+
+    async def _store_uses(self) -> None:
+        while True:
+            await asyncio.sleep(USES_SECONDS)
+            await self._store_uses_once()
+
+    async def _store_uses_once(self) -> None:
+        used, self._keys_used = self._keys_used, {}
+        if not used:
+            return
+        try:
+            await self._ask_database(note_uses, used)
+        except DatabaseError as error:
+            self._keys_used = used | self._keys_used
+            logger.warning("Cannot store when keys were used: %s", error)
 
     # ---- records
 

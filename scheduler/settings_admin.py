@@ -141,6 +141,8 @@ ENVIRONMENT: Mapping[str, Setting] = {
     "VLLM_MAX_QUEUE_DEPTH": Setting("requests", "Waiting: new backends."),
     "TELEMETRY_INTERVAL": Setting(_SECONDS, "Between two stored rows of a GPU or a backend."),
     "TELEMETRY_RETENTION": Setting("days", "That those rows are kept."),
+    "FAILED_KEYS_PER_MINUTE": Setting("keys", "That one address may get wrong before it waits."),
+    "KEY_REMINDER_DAYS": Setting("days", "Before a key expires its owner is told."),
     "QUOTA_DEFAULT_OUTPUT_TOKENS": Setting(
         _TOKENS, "Reserved of limits for an answer whose request sets no limit itself."
     ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from celery import shared_task
 
 from scheduler import what_if
 from scheduler.models import WhatIf, WhatIfState
+from scheduler.notices import warn_of_budgets
 
 
 @shared_task(name="scheduler.replay", ignore_result=True)
@@ -16,3 +19,9 @@ def replay(what_if_id: int) -> None:
     )
     if taken:
         what_if.replay(WhatIf.objects.get(pk=what_if_id))
+
+
+@shared_task(name="scheduler.warn_of_budgets", ignore_result=True)
+def warn() -> None:
+    """Tell whose budget is nearly or wholly used."""
+    warn_of_budgets(time.time())

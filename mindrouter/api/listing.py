@@ -19,20 +19,24 @@ MOST_ROWS = 1000
 _MOST_OFFSET = 2**31
 
 
-class PageQuery(serializers.Serializer[Any]):
-    """Which page of a list. A name that is not known is refused: a filter that is misspelt would
-    otherwise show everything."""
-
-    limit = serializers.IntegerField(
-        required=False, min_value=1, max_value=MOST_ROWS, help_text=f"Default {PAGE_SIZE}."
-    )
-    offset = serializers.IntegerField(required=False, min_value=0, max_value=_MOST_OFFSET)
+class StrictQuery(serializers.Serializer[Any]):
+    """A name that is not known is refused: a filter that is misspelt would otherwise show
+    everything."""
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         unknown = sorted(set(self.initial_data) - set(self.fields))
         if unknown:
             raise serializers.ValidationError({name: ["Unknown parameter."] for name in unknown})
         return attrs
+
+
+class PageQuery(StrictQuery):
+    """Which page of a list."""
+
+    limit = serializers.IntegerField(
+        required=False, min_value=1, max_value=MOST_ROWS, help_text=f"Default {PAGE_SIZE}."
+    )
+    offset = serializers.IntegerField(required=False, min_value=0, max_value=_MOST_OFFSET)
 
 
 class ListQuery(PageQuery):
@@ -57,7 +61,7 @@ def query_class(
     return type(f"{name}Query", (ListQuery,), fields)
 
 
-def read_query(request: Request, description: type[PageQuery]) -> dict[str, Any]:
+def read_query(request: Request, description: type[StrictQuery]) -> dict[str, Any]:
     """The valid query. Raises: ValidationError."""
     query = description(data=request.query_params.dict())
     query.is_valid(raise_exception=True)

@@ -22,11 +22,13 @@ from mindrouter.api.serializers import (
     BoostSerializer,
     GroupSerializer,
     ModelLimitsSerializer,
+    ModelPriceSerializer,
     NewApiKeySerializer,
     QuotaSerializer,
     RotationSerializer,
     UserSerializer,
 )
+from scheduler.models import ModelPrice
 
 
 def _flag() -> serializers.BooleanField:
@@ -113,6 +115,20 @@ class ModelLimitsViewSet(HistoryMixin, RowViewSet[ModelLimits]):
     queryset = ModelLimits.objects.order_by("model_name")
     query = query_class(
         "ModelLimits",
+        orders=("model_name",),
+        search=("model_name",),
+        filters={"model_name": _name()},
+    )
+
+
+class ModelPriceViewSet(HistoryMixin, RowViewSet[ModelPrice]):
+    """What a million tokens of a model cost; shown with usage, and never charged."""
+
+    model = ModelPrice
+    serializer_class = ModelPriceSerializer
+    queryset = ModelPrice.objects.order_by("model_name")
+    query = query_class(
+        "ModelPrice",
         orders=("model_name",),
         search=("model_name",),
         filters={"model_name": _name()},

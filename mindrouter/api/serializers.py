@@ -33,6 +33,7 @@ from mindrouter.api.fields import (
     columns,
 )
 from scheduler.core.jobs import CAPABILITIES
+from scheduler.models import ModelPrice
 
 _HIDDEN_STATUS = ("claimed_until", "fingerprint", "missing_models", "id", "backend", "node")
 
@@ -108,6 +109,12 @@ class ModelLimitsSerializer(RowSerializer[ModelLimits]):
     class Meta:
         model = ModelLimits
         fields = ("id", *columns(ModelLimits))
+
+
+class ModelPriceSerializer(RowSerializer[ModelPrice]):
+    class Meta:
+        model = ModelPrice
+        fields = ("id", *columns(ModelPrice))
 
 
 class RotationSerializer(serializers.Serializer[Any]):

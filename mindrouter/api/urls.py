@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 
-from mindrouter.api import cluster, people, reports
+from mindrouter.api import cluster, people, reports, usage
 from mindrouter.api.advice import AdviceView
 from mindrouter.api.docs import Docs
 from mindrouter.api.queue import QueueViewSet
@@ -33,6 +33,7 @@ router.register("users", people.UserViewSet, "api-user")
 router.register("quotas", people.QuotaViewSet, "api-quota")
 router.register("boosts", people.BoostViewSet, "api-boost")
 router.register("model-limits", people.ModelLimitsViewSet, "api-model-limits")
+router.register("model-prices", people.ModelPriceViewSet, "api-model-prices")
 router.register("api-keys", people.ApiKeyViewSet, "api-key")
 router.register("backends", cluster.BackendViewSet, "api-backend")
 router.register("backend-models", cluster.BackendModelViewSet, "api-backend-model")
@@ -45,6 +46,8 @@ urlpatterns = [
     *router.urls,
     path("settings", SettingsView.as_view(), name="api-settings"),
     path("settings/history", SettingsHistory.as_view(), name="api-settings-history"),
+    path("usage", usage.UsageView.as_view(), name="api-usage"),
+    path("limits", usage.LimitsView.as_view(), name="api-limits"),
     path("reports/groups", reports.GroupReport.as_view(), name="api-report-groups"),
     path("reports/users", reports.UserReport.as_view(), name="api-report-users"),
     path("reports/causes", reports.CausesReport.as_view(), name="api-report-causes"),

@@ -19,6 +19,7 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from mindrouter.gateway import mine, models
+from mindrouter.gateway.attempts import FailedAttempts, address_of
 from mindrouter.gateway.client import Client, ClientLeftError, Headers, Receive, Scope, Send
 from mindrouter.gateway.dialects.addresses import FORMS, errors_at
 from mindrouter.gateway.dialects.ollama import models as ollama
@@ -78,6 +79,7 @@ _EXPOSED = b", ".join(
     )
 )
 _starting = asyncio.Lock()
+_failed = FailedAttempts()
 
 
 def serves(path: str) -> bool:
@@ -241,11 +243,20 @@ def authenticate(runtime: Serving, client: Client) -> Key:
         if key.expires_at is None or key.expires_at > time.time():
             if key.allowed_apis is not None:
                 _check_api(key.allowed_apis, client.scope["path"])
+            runtime.key_used(key.key_id)
             return key
     elif runtime.database_away:
         # It may be a new key that cannot be seen now: neither a refusal nor a pass.
         raise GatewayError(
             "no_backend_available", "API keys cannot be checked right now.", retry_after=5
+        )
+    limit = int(settings.FAILED_KEYS_PER_MINUTE)
+    wait = _failed.note(address_of(client.scope), limit, time.monotonic())
+    if wait is not None:
+        raise GatewayError(
+            "rate_limit_exceeded",
+            f"More than {limit} wrong API keys in a minute came from your address.",
+            retry_after=wait,
         )
     raise GatewayError("invalid_api_key", "The API key is unknown, disabled or expired.")
 

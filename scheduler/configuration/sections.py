@@ -11,6 +11,7 @@ from django.db import models
 from accounts.models import LIMITS, TOTALS, ApiKey, Boost, Group, ModelLimits, Quota, User
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
 from scheduler.core.jobs import CAPABILITIES
+from scheduler.models import ModelPrice
 
 
 def column_of(model: type[models.Model], name: str) -> models.Field[Any, Any]:
@@ -134,6 +135,13 @@ SECTIONS = (
         model=ModelLimits,
         key=("model_name",),
         fields=LIMITS,
+    ),
+    Section(
+        name="model_prices",
+        noun="price of",
+        model=ModelPrice,
+        key=("model_name",),
+        fields=("prompt", "cached", "completion"),
     ),
     Section(name="aliases", noun="alias", model=Alias, key=("name",), fields=("targets",)),
     Section(

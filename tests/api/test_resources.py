@@ -54,6 +54,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nodes": ({"name": "gpu-2"}, {"telemetry_url": "http://gpu-2:9400/metrics"}),
     "aliases": ({"name": "small", "targets": ["m", "n"]}, {"targets": ["n"]}),
     "model-limits": ({"model_name": "m"}, {"max_concurrent": 2}),
+    "model-prices": ({"model_name": "m", "prompt": 0.5, "completion": 2}, {"cached": 0.1}),
     "model-strategies": ({"model_name": "m"}, {"strategy": "affinity"}),
 }
 

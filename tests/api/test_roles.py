@@ -12,7 +12,7 @@ from tests.factories import make_api_key, make_decision, make_user
 
 pytestmark = pytest.mark.django_db
 
-PEOPLE = ("groups", "users", "quotas", "boosts", "model-limits", "api-keys")
+PEOPLE = ("groups", "users", "quotas", "boosts", "model-limits", "model-prices", "api-keys")
 CLUSTER = ("backends", "backend-models", "nodes", "aliases", "model-strategies")
 NONE = "999999"  # no row has this number: what is allowed is then not found
 
@@ -27,6 +27,8 @@ READ = [
     ("GET", "scheduler/stats"),
     ("GET", "queue"),
     ("GET", "advice"),
+    ("GET", "usage"),
+    ("GET", "limits"),
     ("GET", "schema/"),
     ("GET", "docs/"),
     ("POST", f"backends/{NONE}/poll"),

@@ -22,7 +22,7 @@ from backends.trial import Trial
 from scheduler import serving
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tunables import Tunables
-from scheduler.models import SiteSettings
+from scheduler.models import ModelPrice, SiteSettings
 from scheduler.serving import LiveView
 from tests.factories import (
     make_admin,
@@ -103,6 +103,7 @@ def rows(root_key: str) -> dict[str, int]:
         "users": ada.pk,
         "quotas": make_quota(ada, weight_override=2).pk,
         "boosts": make_boost(user=ada, name="project").pk,
+        "model-prices": ModelPrice.objects.create(model_name="m", prompt=1, completion=2).pk,
         "model-limits": ModelLimits.objects.create(model_name="m").pk,
         "api-keys": ApiKey.objects.get(name="laptop").pk,
         "backends": backend.pk,

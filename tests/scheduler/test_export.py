@@ -131,6 +131,7 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
         "boosts": [],
         "nodes": [],
         "model_limits": [],
+        "model_prices": [],
         "aliases": [],
         "strategies": [],
         "settings": {"share_mode": "group", "quantum": 500},

@@ -1,9 +1,9 @@
-"""``manage.py key create|revoke|list``: API keys from the command line."""
+"""``manage.py key create|revoke|rotate|list``: API keys from the command line."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -11,9 +11,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from accounts.models import ApiKey, User
 
+MOST_OVERLAP_HOURS = 30 * 24.0
+
 
 class Command(BaseCommand):
-    help = "Create, revoke and list API keys."
+    help = "Create, revoke, rotate and list API keys."
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
@@ -29,9 +31,15 @@ class Command(BaseCommand):
         revoke = actions.add_parser("revoke", help="Refuse a key from now on.")
         revoke.add_argument("user", metavar="USER")
         revoke.add_argument("--name", required=True)
+        rotate = actions.add_parser("rotate", help="Replace a key; print the new one, this once.")
+        rotate.add_argument("user", metavar="USER")
+        rotate.add_argument("--name", required=True)
+        rotate.add_argument(
+            "--overlap", type=float, default=0.0, metavar="HOURS", help="The old one works so long."
+        )
         listing = actions.add_parser("list", help="List keys, of one user or of all.")
         listing.add_argument("user", metavar="USER", nargs="?")
-        for action in (create, revoke, listing):
+        for action in (create, revoke, rotate, listing):
             action.add_argument("--json", action="store_true", help="Print JSON.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -40,6 +48,8 @@ class Command(BaseCommand):
                 self._create(options)
             case "revoke":
                 self._revoke(options)
+            case "rotate":
+                self._rotate(options)
             case "list":
                 self._list(options)
 
@@ -60,15 +70,20 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(_described(row) | {"key": key}) if options["json"] else key)
 
     def _revoke(self, options: dict[str, Any]) -> None:
-        user, name = _user(options["user"]), options["name"]
-        row = ApiKey.objects.filter(user=user, name=name).first()
-        if row is None:
-            raise CommandError(f"{user} has no key named {name!r}.")
+        user, row = _key(options)
         row.enabled = False
         row.save()
         self.stdout.write(
             json.dumps(_described(row)) if options["json"] else f"{row} of {user} is revoked."
         )
+
+    def _rotate(self, options: dict[str, Any]) -> None:
+        if not 0 <= options["overlap"] <= MOST_OVERLAP_HOURS:
+            raise CommandError(f"--overlap is from 0 to {MOST_OVERLAP_HOURS:g} hours.")
+        _, row = _key(options)
+        key = row.rotate(timedelta(hours=options["overlap"]))
+        row.save(update_fields=ApiKey.ROTATED)
+        self.stdout.write(json.dumps(_described(row) | {"key": key}) if options["json"] else key)
 
     def _list(self, options: dict[str, Any]) -> None:
         rows = ApiKey.objects.select_related("user").order_by("user__username", "name")
@@ -89,6 +104,14 @@ def _user(username: str) -> User:
         return User.objects.get(username=username)
     except User.DoesNotExist:
         raise CommandError(f"There is no user {username!r}.") from None
+
+
+def _key(options: dict[str, Any]) -> tuple[User, ApiKey]:
+    user, name = _user(options["user"]), options["name"]
+    row = ApiKey.objects.filter(user=user, name=name).first()
+    if row is None:
+        raise CommandError(f"{user} has no key named {name!r}.")
+    return user, row
 
 
 def _time(text: str) -> datetime:

@@ -1,0 +1,65 @@
+"""What people are told without having asked: by mail, and to a webhook if there is one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import httpx
+from django.conf import settings
+from django.core.mail import send_mail
+from django.db.models import F, Q
+
+from accounts.models import ApiKey, KeyUse, User
+
+logger = logging.getLogger(__name__)
+
+WEBHOOK_SECONDS = 10.0
+
+
+def notify(kind: str, subject: str, text: str, users: Iterable[User]) -> None:
+    """Tell these users, and the site's webhook: a POST of {"kind", "subject", "text", "users"}.
+
+    What cannot be delivered is logged; nobody waits for it to be tried again.
+    """
+    people = list(users)
+    addresses = [user.email for user in people if user.email]
+    try:
+        if addresses:
+            send_mail(subject, text, None, addresses)
+    except OSError as error:
+        logger.error("Mail %r could not be sent: %s", subject, error)
+    if not settings.NOTICE_WEBHOOK:
+        return
+    told = {"kind": kind, "subject": subject, "text": text, "users": [u.username for u in people]}
+    try:
+        httpx.post(settings.NOTICE_WEBHOOK, json=told, timeout=WEBHOOK_SECONDS).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        logger.error("The webhook could not be told %r: %s", subject, error)
+
+
+def managers() -> Iterable[User]:
+    """Who is told of what concerns everybody."""
+    return User.objects.filter(is_superuser=True, is_active=True)
+
+
+def remind_of_expiry(now: datetime) -> int:
+    """Tell the owners of keys that end within ``KEY_REMINDER_DAYS``, once for each end; returns
+    how many keys there were."""
+    soon = now + timedelta(days=float(settings.KEY_REMINDER_DAYS))
+    ending = ApiKey.objects.filter(
+        enabled=True, user__is_active=True, expires_at__gt=now, expires_at__lte=soon
+    ).filter(Q(use=None) | Q(use__reminded_of=None) | ~Q(use__reminded_of=F("expires_at")))
+    keys = list(ending.select_related("user"))
+    for key in keys:
+        # First noted, then told: who is told twice believes it no more.
+        KeyUse.objects.update_or_create(key=key, defaults={"reminded_of": key.expires_at})
+        notify(
+            "key_expires",
+            f"Your API key {key.name} expires soon",
+            f"The key {key.prefix}… ({key.name}) of {key.user} expires at "
+            f"{key.expires_at:%Y-%m-%d %H:%M %Z}. Rotate it, or ask for a longer time.",
+            [key.user],
+        )
+    return len(keys)

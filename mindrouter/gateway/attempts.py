@@ -1,0 +1,79 @@
+"""Failed keys, counted by the address that they came from.
+
+A key that is right always passes: behind one address there may be a whole institute, and nobody
+there should be locked out by one misconfigured client.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from functools import cache
+
+from django.conf import settings
+
+from mindrouter.gateway.client import Headers, Scope
+
+MINUTE = 60.0
+#: More than these are not kept apart: the one that was first seen longest ago is forgotten.
+MOST_ADDRESSES = 10_000
+_IPV6_PREFIX = 64  # what one subscriber has
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class FailedAttempts:
+    """How many keys from each address were wrong in the minute that began with the first."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[float, int]] = {}  # {address: (since when, how many)}
+
+    def note(self, address: str, limit: int, now: float) -> int | None:
+        """One more. Returns the seconds that are left of the minute where it is one too many."""
+        began, count = self._counts.get(address, (now, 0))
+        if now - began >= MINUTE:
+            del self._counts[address]
+            began, count = now, 0
+        if count == 0 and len(self._counts) >= MOST_ADDRESSES:
+            del self._counts[next(iter(self._counts))]
+        self._counts[address] = began, count + 1
+        return math.ceil(began + MINUTE - now) if count >= limit else None
+
+
+def address_of(scope: Scope) -> str:
+    """Where a request comes from: behind trusted proxies, what the outermost of them says.
+
+    An IPv6 address is shortened to its network, which is one subscriber's.
+    """
+    client = scope.get("client")
+    address = str(client[0]) if client else ""
+    networks = _trusted(tuple(settings.TRUSTED_PROXIES))
+    if networks:
+        told = _forwarded_for(scope["headers"])
+        while told and _is_in(address, networks):
+            address = told.pop()
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address[:64]
+    if known.version == 6:
+        return str(ipaddress.ip_network((known, _IPV6_PREFIX), strict=False))
+    return str(known)
+
+
+def _forwarded_for(headers: Headers) -> list[str]:
+    values = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
+    return [one.strip() for value in values for one in value.split(",") if one.strip()]
+
+
+@cache
+def _trusted(networks: tuple[str, ...]) -> list[Network]:
+    return [ipaddress.ip_network(one, strict=False) for one in networks]
+
+
+def _is_in(address: str, networks: list[Network]) -> bool:
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(known in network for network in networks)
