@@ -129,15 +129,21 @@ def sync_models(
     rows = {row.name: row for row in BackendModel.objects.filter(backend=backend)}
     listed = {model.name: model for model in models}
     _update_rows([(rows[n], m) for n, m in listed.items() if n in rows])
-    BackendModel.objects.bulk_create(
-        [_new_row(backend, model) for name, model in listed.items() if name not in rows],
-        ignore_conflicts=True,  # an admin may be adding the very same name
-    )
+    _add(backend, [_new_row(backend, model) for n, model in listed.items() if n not in rows])
     absent = [row for name, row in rows.items() if row.listed and name not in listed]
     counts = {row.name: int(missing.get(row.name, 0)) + 1 for row in absent}
     gone = [row for row in absent if counts[row.name] >= POLLS_UNTIL_GONE]
     _remove(gone)
     return {name: n for name, n in counts.items() if n < POLLS_UNTIL_GONE}
+
+
+def _add(backend: Backend, new: Sequence[BackendModel]) -> None:
+    """In bulk, and with the beginning of their histories: later changes have what was before."""
+    # An admin may be adding the very same name.
+    BackendModel.objects.bulk_create(new, ignore_conflicts=True)
+    names = [row.name for row in new]
+    made = BackendModel.objects.filter(backend=backend, name__in=names, by_hand=False)
+    BackendModel.history.bulk_history_create(made, default_change_reason="Found by a poll")
 
 
 def _new_row(backend: Backend, model: ModelInfo) -> BackendModel:
@@ -196,8 +202,10 @@ def _remove(rows: Sequence[BackendModel]) -> None:
     kept = {row.pk for row in touched}
     if kept:
         BackendModel.objects.filter(pk__in=kept).update(listed=False)
-    if len(kept) < len(rows):
-        BackendModel.objects.filter(pk__in=[r.pk for r in rows if r.pk not in kept]).delete()
+    for row in rows:
+        if row.pk not in kept:
+            row._change_reason = "No longer listed"  # type: ignore[attr-defined]
+            row.delete()
 
 
 def _has_hand_set_values(row: BackendModel) -> bool:

@@ -26,6 +26,7 @@ from backends.validators import (
     validate_seconds,
     validate_server_url,
 )
+from scheduler.core.jobs import CAPABILITIES
 
 
 class Engine(models.TextChoices):
@@ -259,6 +260,12 @@ class BackendModel(models.Model):
     detected_moderation = models.BooleanField(null=True, editable=False)
     detected_context_length = models.PositiveIntegerField(null=True, editable=False)
     detected_vram_mib = models.FloatField(null=True, editable=False)
+    history = HistoricalRecords(
+        excluded_fields=[
+            "listed",
+            *(f"detected_{name}" for name in (*CAPABILITIES, "context_length", "vram_mib")),
+        ]
+    )
 
     class Meta:
         ordering: ClassVar = ["name"]

@@ -16,10 +16,15 @@ from django.utils import timezone
 
 from accounts.forms import weight_text
 from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, User
+<<<<<<< HEAD
 from backends.models import Alias, Backend, ModelStrategy, Node
 from scheduler.models import ModelPrice, SiteSettings
+=======
+from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
+from scheduler.models import SiteSettings
+>>>>>>> 70bd2b2 (Keep the history of backends' models: what admins set, and when models came and went)
 
-#: {name in addresses: (model, its column that names a row)}
+#: {name in addresses: (model, its columns that name a row)}
 TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
     "group": (Group, "name"),
     "user": (User, "username"),
@@ -27,6 +32,7 @@ TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
     "key": (ApiKey, "name"),
     "boost": (Boost, "name"),
     "backend": (Backend, "name"),
+    "model": (BackendModel, "name backend"),
     "node": (Node, "name"),
     "alias": (Alias, "name"),
     "model limits": (ModelLimits, "model_name"),
@@ -127,7 +133,7 @@ def _earlier(page: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:
 
 
 def _change(user: Any, kind: str, row: Any, earlier: Any) -> Change:
-    model, column = TRACKED[kind]
+    model, columns = TRACKED[kind]
     reason = row.history_change_reason or ""
     link = _WHAT_IF.match(reason)
     action = {"+": "made", "~": "changed", "-": "deleted"}[row.history_type]
@@ -140,7 +146,7 @@ def _change(user: Any, kind: str, row: Any, earlier: Any) -> Change:
         history_id=row.history_id,
         at=row.history_date,
         who=row.history_user.username if row.history_user else "",
-        what=_shown(row, model._meta.get_field(column)) if column else "",
+        what=" on ".join(_shown(row, model._meta.get_field(one)) for one in columns.split()),
         action=action,
         values=values if row.history_type == "~" else [],
         reason=reason,

@@ -10,6 +10,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from simple_history.admin import SimpleHistoryAdmin
 from unfold.admin import ModelAdmin
 
 from backends.admin.showing import DASH, age, known, status_of
@@ -22,7 +23,7 @@ from scheduler.core.jobs import CAPABILITIES, TASKS
 
 
 @admin.register(BackendModel)
-class BackendModelAdmin(ModelAdmin):  # type: ignore[misc]
+class BackendModelAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
     form = BackendModelForm
     list_display = ("name", "on", "offered", "loaded", "memory", "context", "abilities")
     list_filter = ("backend", "listed", "by_hand")

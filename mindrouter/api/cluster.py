@@ -162,7 +162,7 @@ class BackendViewSet(HistoryMixin, RowViewSet[Backend]):
         return Response(BackendSerializer(backend).data)
 
 
-class BackendModelViewSet(RowViewSet[BackendModel]):
+class BackendModelViewSet(HistoryMixin, RowViewSet[BackendModel]):
     """Models of backends: found by polls, named by hand, or both."""
 
     model = BackendModel

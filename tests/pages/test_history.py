@@ -63,7 +63,7 @@ def test_every_kind_of_row_is_followed(root):
     user = make_user("ada", group=group)
     make_quota(user, weight_override=2)
     make_api_key(user, name="laptop")
-    make_backend("gpu-1")
+    make_backend("gpu-1", models=("m",))
     SiteSettings.objects.create(pk=1, share_mode="group")
     made = {one.kind: one.what for one in changes(User.objects.get(username="root"))[0]}
     assert made | {"user": "ada"} == made | {
@@ -72,6 +72,7 @@ def test_every_kind_of_row_is_followed(root):
         "quota": "ada",
         "key": "laptop",
         "backend": "gpu-1",
+        "model": "m on gpu-1",
         "settings": "",
     }
 
