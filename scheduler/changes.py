@@ -16,13 +16,8 @@ from django.utils import timezone
 
 from accounts.forms import weight_text
 from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, User
-<<<<<<< HEAD
-from backends.models import Alias, Backend, ModelStrategy, Node
-from scheduler.models import ModelPrice, SiteSettings
-=======
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
-from scheduler.models import SiteSettings
->>>>>>> 70bd2b2 (Keep the history of backends' models: what admins set, and when models came and went)
+from scheduler.models import ModelPrice, SiteSettings
 
 #: {name in addresses: (model, its columns that name a row)}
 TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
