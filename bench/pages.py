@@ -145,7 +145,6 @@ def _statements(decisions: int, users: int, vendor: str) -> list[str]:
             return f"strftime('%Y-%m-%d %H:00:00', {column})"
         return f"date_trunc('hour', {column})"
 
-    no, yes = ("0", "1") if sqlite else ("false", "true")
     numbers = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i+1 FROM n WHERE i < {} - 1)"
     user = f"((i % 97) * (i % 89) * 7919 % {users})"
     sent = f"CASE WHEN i % 25 = 0 THEN NULL ELSE {at(f'i*{step} + i%13')} END"
@@ -156,37 +155,31 @@ def _statements(decisions: int, users: int, vendor: str) -> list[str]:
         "user": f"'user-' || {user}",
         "key_id": f"{user} + 1",
         "group": f"'group-' || ({user} % {GROUPS})",
-        "end_user": "''",
         "model_requested": f"'model-' || (i % {MODELS})",
         "model_served": f"'model-' || (i % {MODELS})",
         "dialect": "'openai'",
         "endpoint": "'chat'",
-        "stream": yes,
         "status": "CASE WHEN i % 25 = 0 THEN 429 ELSE 200 END",
         "outcome": "CASE WHEN i % 25 = 0 THEN 'refused' ELSE 'completed' END",
         "reason": "CASE WHEN i % 25 = 0 THEN 'queue_full' ELSE '' END",
-        "message": "''",
         "selected_backend_id": f"i % {BACKENDS} + 1",
         "selected_backend": f"'gpu-' || (i % {BACKENDS})",
         "candidate_backends": "'[1, 2, 3]'",
         "backend_names": """'{"1": "gpu-0", "2": "gpu-1", "3": "gpu-2"}'""",
         "scores": """'{"1": 130.0, "2": 90.0, "3": 70.0}'""",
         "score_parts": f"""'{{"1": {parts}, "2": {parts}, "3": {parts}}}'""",
-        "constraints": "'{}'",
         "selection_reason": "'score'",
-        "attempts": "'[]'",
-        "task": "''",
         "wait_reason": "'others_ahead'",
         "served_ahead": """'{"group-1": [2, 400.0]}'""",
         "prompt_tokens": "i % 900",
         "completion_tokens": "i % 300",
-        "usage_estimated": no,
         "charged_tokens": "i % 900 + i % 300",
         "arrived_at": at(f"i*{step}"),
         "queued_at": at(f"i*{step}"),
         "dispatched_at": sent,
         "ended_at": at(f"i*{step} + i%13 + 3"),
     }
+    values = _plain_values(sqlite) | values
     names = ", ".join(f'"{name}"' for name in values)
     decision = (
         f"INSERT INTO scheduler_decision ({names}) {numbers.format(decisions)} "
@@ -224,6 +217,25 @@ def _statements(decisions: int, users: int, vendor: str) -> list[str]:
         f"(SELECT DISTINCT i % {GROUPS} AS j FROM n) g",
     ]
     return [decision, usage, *shares, *lines]
+
+
+def _plain_values(sqlite: bool) -> dict[str, str]:
+    """{column: an empty value, as SQL} of the decisions' columns that must have one."""
+    from django.db import models
+
+    from scheduler.models import Decision
+
+    def empty(column: Any) -> str:
+        match column:
+            case models.JSONField():
+                return "'{}'" if column.default is dict else "'[]'"
+            case models.BooleanField():
+                return "0" if sqlite else "false"
+            case models.CharField() | models.TextField():
+                return "''"
+        return "0"
+
+    return {c.name: empty(c) for c in Decision._meta.fields if not c.null and not c.primary_key}
 
 
 # ---- asking

@@ -18,6 +18,7 @@ PAGES = {
     "groups": "/admin/groups/",
     "queue": "/admin/queue/",
     "what-if": "/admin/what-if/",
+    "reports": "/admin/reports/",
     "history": "/admin/history/",
     "decisions": "/admin/scheduler/decision/",
     "backends": "/admin/backends/backend/",
