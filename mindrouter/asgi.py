@@ -15,10 +15,18 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 
+__all__ = ["application", "is_gateways", "serve"]
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
 django_application = get_asgi_application()
 
-from mindrouter.gateway.consumer import HEALTH_PATH, GatewayConsumer, running_runtime, serves  # noqa: E402
+from mindrouter.gateway.consumer import (  # noqa: E402
+    HEALTH_PATH,
+    GatewayConsumer,
+    running_runtime,
+    serve,
+    serves,
+)
 from scheduler.consumers import routes  # noqa: E402
 from scheduler.serving import current  # noqa: E402
 

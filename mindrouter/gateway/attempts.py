@@ -12,7 +12,7 @@ from functools import cache
 
 from django.conf import settings
 
-from mindrouter.gateway.client import Headers, Scope
+from mindrouter.gateway.client import Headers
 
 MINUTE = 60.0
 #: More than these are not kept apart: the one that was first seen longest ago is forgotten.
@@ -40,16 +40,16 @@ class FailedAttempts:
         return math.ceil(began + MINUTE - now) if count >= limit else None
 
 
-def address_of(scope: Scope) -> str:
-    """Where a request comes from: behind trusted proxies, what the outermost of them says.
+def address_of(peer: str, headers: Headers) -> str:
+    """Where a request from ``peer`` comes from: behind trusted proxies, what the outermost of them
+    says.
 
     An IPv6 address is shortened to its network, which is one subscriber's.
     """
-    client = scope.get("client")
-    address = str(client[0]) if client else ""
+    address = peer
     networks = _trusted(tuple(settings.TRUSTED_PROXIES))
     if networks:
-        told = _forwarded_for(scope["headers"])
+        told = _forwarded_for(headers)
         while told and _is_in(address, networks):
             address = told.pop()
     try:

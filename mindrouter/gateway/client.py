@@ -1,13 +1,14 @@
-"""The client's side of one HTTP request, over ASGI."""
+"""The client's side of one HTTP request: over ASGI, or straight on a connection of our own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from mindrouter.gateway.errors import GatewayError
+from mindrouter.gateway.heads import Head
 from mindrouter.gateway.wire import Wire
 
 Scope = dict[str, Any]
@@ -29,6 +30,14 @@ class ClientLeftError(Exception):
     """The client closed its connection, or stopped reading."""
 
 
+class Asgi(NamedTuple):
+    """The connection as any other server gives it."""
+
+    receive: Receive
+    send: Send
+    peer: str  # the address at the other end
+
+
 class Client:
     """Reads the request, writes the response, and notices when the client goes.
 
@@ -38,58 +47,54 @@ class Client:
     """
 
     __slots__ = (
-        "_common_headers",
-        "_connection",
-        "_receive",
-        "_send",
+        "_asgi",
         "_stall_timer",
-        "_task",
         "_watcher",
         "_wire",
         "_writing_since",
+        "common_headers",
         "ended",
+        "head",
         "headers",
         "left",
-        "scope",
         "started",
+        "task",
         "unread",
     )
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        common_headers: Iterable[tuple[bytes, bytes]],
-    ) -> None:
-        self.scope = scope
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+    def __init__(self, head: Head, connection: Wire | Asgi) -> None:
+        self.head = head
+        self.headers = head.headers
+        self.common_headers: Headers = []  # of every response
         self.started = False
         self.ended = False
         self.left = False
         self.unread = False  # the body is not read to its end
-        self._receive = receive
-        self._send = send
-        self._common_headers = list(common_headers)
-        self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._writing_since: float | None = None
-        #: Our own protocol's connection, or None behind any other server.
-        self._connection: Any = scope.get("extensions", {}).get("mindrouter.connection")
-        self._wire: Wire | None = None if self._connection is None else self._connection.wire()
+        if isinstance(connection, Wire):
+            self._wire: Wire | None = connection
+            self.task = connection.task
+        else:
+            self._wire, self._asgi = None, connection
+            self.task = asyncio.current_task()
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end; empty where there is none."""
+        return self._asgi.peer if self._wire is None else self._wire.peer
 
     def header(self, name: bytes) -> str | None:
         """A request header's value, stripped; names are lower-case."""
-        value = self.headers.get(name)
-        return None if value is None else value.decode("latin-1").strip()
+        return self.head.header(name)
 
     # ---- reading
 
     @property
     def body_is_coming(self) -> bool:
         """Whether a part of the request's body is still to come, as far as the server tells."""
-        return self._wire is not None and self._wire.body_is_coming
+        return self._wire is not None and self._wire.more_body
 
     async def read_body(self, limit: int) -> bytes:
         """The whole body, at most ``limit`` bytes of it.
@@ -98,6 +103,7 @@ class Client:
         ClientLeftError.
         """
         self._check_length(limit)
+        # Most bodies are here to their end: to have them so saves awaits.
         if self._wire is not None and (body := self._wire.whole_body()) is not None:
             if len(body) > limit:
                 raise self._too_large(limit)
@@ -128,9 +134,10 @@ class Client:
     async def _pour_parts(
         self, take: Callable[[bytes], Awaitable[None]], limit: int, patience: asyncio.Timeout
     ) -> None:
+        receive = self._receiver()
         size, more = 0, True
         while more:
-            message = await self._receive()
+            message = await receive()
             if message["type"] == "http.disconnect":
                 self.left = True
                 raise ClientLeftError
@@ -147,6 +154,9 @@ class Client:
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise self._too_large(limit)
 
+    def _receiver(self) -> Receive:
+        return self._asgi.receive if self._wire is None else self._wire.receive
+
     def _too_large(self, limit: int) -> GatewayError:
         self.unread = True
         return GatewayError("body_too_large", f"The request body is larger than {limit} bytes.")
@@ -155,29 +165,26 @@ class Client:
 
     def watch(self) -> None:
         """From now on, cancel the current task when the client goes."""
-        self._task = asyncio.current_task()
-        connection = self._connection
-        if connection is not None:
-            connection.on_client_left = self._give_up
+        if self._wire is not None:
+            self._wire.on_client_left = self._give_up
         else:
             self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self._asgi.receive())["type"] != "http.disconnect":
             pass
         self._give_up()
 
     def _give_up(self) -> None:
-        if not self.ended and self._task is not None:
+        if not self.ended and self.task is not None:
             self.left = True
-            self._task.cancel()
+            self.task.cancel()
 
     def unwatch(self) -> None:
         """The request has been served; what the client does now concerns nobody."""
         self.ended = True
-        connection = self._connection
-        if connection is not None:
-            connection.on_client_left = None
+        if self._wire is not None:
+            self._wire.on_client_left = None
         if self._watcher is not None:
             self._watcher.cancel()
         if self._stall_timer is not None:
@@ -203,11 +210,11 @@ class Client:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         if self._wire is not None:
             self.started = self.ended = True
-            self._wire.respond(status, [*headers, *self._common_headers], body)
+            self._wire.respond(status, [*headers, *self.common_headers], body)
             return
         await self._start(status, headers)
         self.ended = True
-        await self._send({"type": "http.response.body", "body": body})
+        await self._asgi.send({"type": "http.response.body", "body": body})
 
     async def respond_unread(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole response to a request whose body is still coming.
@@ -215,8 +222,12 @@ class Client:
         Closing at once would reset the connection, and the client would often lose the response;
         so what still comes is thrown away for a moment.
         """
-        length = (b"content-length", b"%d" % len(body))
-        await self._start(status, [*headers, length, (b"connection", b"close")])
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        if self._wire is None:
+            headers.append((b"connection", b"close"))
+        else:
+            self._wire.keep_alive = False
+        await self._start(status, headers)
         self.ended = True
         await self._write(body)
         with contextlib.suppress(TimeoutError):
@@ -225,9 +236,9 @@ class Client:
         await self._end(b"")
 
     async def _discard(self) -> None:
-        left = LINGER_BYTES
+        receive, left = self._receiver(), LINGER_BYTES
         while left > 0:
-            message = await self._receive()
+            message = await receive()
             if message["type"] == "http.disconnect" or not message.get("more_body", False):
                 return
             left -= len(message.get("body", b""))
@@ -239,16 +250,12 @@ class Client:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        headers = [*headers, *self.common_headers]
         if self._wire is not None:
-            self._wire.start(status, [*headers, *self._common_headers])
+            self._wire.start(status, headers)
             return
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, *self._common_headers],
-            }
-        )
+        start = {"type": "http.response.start", "status": status, "headers": headers}
+        await self._asgi.send(start)
 
     async def write(self, data: bytes) -> None:
         """A part of the body; waits while the client does not take what it has."""
@@ -264,7 +271,7 @@ class Client:
         if self._wire is not None:
             await self._wire.write(data)
         else:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._asgi.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """The proper end of a body sent in parts."""
@@ -275,13 +282,12 @@ class Client:
         if self._wire is not None:
             self._wire.end(last)
         else:
-            await self._send({"type": "http.response.body", "body": last})
+            await self._asgi.send({"type": "http.response.body", "body": last})
 
     async def end_and_close(self, last: bytes) -> None:
         """Send ``last``, then close the connection: the answer is not whole."""
-        connection = self._connection
-        if connection is not None:
-            connection.close_after_response()
+        if self._wire is not None:
+            self._wire.keep_alive = False
         await self._end(last)
 
     async def cut(self) -> None:
@@ -291,7 +297,6 @@ class Client:
             await self._end(b"")
 
     def _abort(self) -> bool:
-        connection = self._connection
-        if connection is not None:
-            connection.abort()
-        return connection is not None
+        if self._wire is not None:
+            self._wire.abort()
+        return self._wire is not None

@@ -1,7 +1,8 @@
-"""The gateway: a Channels consumer that serves the client-facing API.
+"""The gateway: what serves the client-facing API, and a Channels consumer that does so.
 
-It overrides ``__call__`` and does the work there. Channels' own HTTP consumer would see a client
-leave only after its handler had ended, and opens a channel for each request.
+Our own protocol calls ``serve`` itself; behind any other server the consumer does. It overrides
+``__call__``: Channels' own HTTP consumer would see a client leave only after its handler had ended,
+and opens a channel for each request.
 """
 
 from __future__ import annotations
@@ -20,11 +21,20 @@ from django.db import DatabaseError
 
 from mindrouter.gateway import mine, models
 from mindrouter.gateway.attempts import FailedAttempts, address_of
-from mindrouter.gateway.client import Client, ClientLeftError, Headers, Receive, Scope, Send
+from mindrouter.gateway.client import (
+    Asgi,
+    Client,
+    ClientLeftError,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+)
 from mindrouter.gateway.dialects.addresses import FORMS, errors_at
 from mindrouter.gateway.dialects.ollama import models as ollama
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.exchange import Exchange, Operation, error_headers
+from mindrouter.gateway.heads import Head
 from mindrouter.gateway.requests import read_chat, read_completion, read_embeddings
 from mindrouter.gateway.surfaces.exchange import SurfaceExchange
 from mindrouter.gateway.surfaces.table import SURFACES, refuse_json
@@ -121,44 +131,55 @@ def _kind_of_runtime() -> type[Serving]:
 
 
 class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]
-    """One HTTP request. No exception leaves it: once a response has begun, a server such as
-    daphne would try to begin a second one, and stop noticing clients that leave."""
+    """One HTTP request behind a server that is not our own."""
 
     channel_layer_alias = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = os.urandom(16).hex()
-        cors = _cors_headers(scope)
-        ids = [(b"x-request-id", request_id.encode())]
-        if scope["path"] in _ANTHROPIC_PATHS:  # its packages read their own name for it
-            ids.append((b"request-id", ids[0][1]))
-        client = Client(scope, receive, send, [*ids, *cors])
-        try:
-            await _route(client, request_id)
-        except GatewayError as error:
-            await _respond_error(client, error, request_id)
-        except ClientLeftError:
-            pass
-        except Exception:
-            logger.exception("Request %s failed in the router itself", request_id)
-            if not client.started:
-                failed = GatewayError("internal_error", "The router failed.")
-                await _respond_error(client, failed, request_id)
+        head = Head(scope["method"], scope["path"], list(scope["headers"]))
+        await serve(Client(head, Asgi(receive, send, (scope.get("client") or ("",))[0])))
 
 
-async def _route(client: Client, request_id: str) -> None:
-    path, method = client.scope["path"], client.scope["method"]
+async def serve(client: Client) -> None:
+    """Serve one request. No exception leaves it: once a response has begun, a server such as
+    daphne would try to begin a second one, and stop noticing clients that leave."""
+    request_id = os.urandom(16).hex()
+    head = client.head
+    common = client.common_headers
+    common.append((b"x-request-id", request_id.encode()))
+    if head.path in _ANTHROPIC_PATHS:  # its packages read their own name for it
+        common.append((b"request-id", common[0][1]))
+    if settings.CORS_ALLOWED_ORIGINS:
+        common += _cors_headers(head)
+    try:
+        operation = OPERATIONS.get(head.path)
+        if operation is not None and head.method == "POST":
+            runtime = current() or await running_runtime()
+            await _exchange(client, operation, request_id, runtime).run()
+        else:
+            await _route(client, operation)
+    except GatewayError as error:
+        await _respond_error(client, error, request_id)
+    except ClientLeftError:
+        pass
+    except Exception:
+        logger.exception("Request %s failed in the router itself", request_id)
+        if not client.started:
+            failed = GatewayError("internal_error", "The router failed.")
+            await _respond_error(client, failed, request_id)
+
+
+async def _route(client: Client, operation: Operation | None) -> None:
+    """All that is no completion. Raises: GatewayError, ClientLeftError."""
+    path, method = client.head.path, client.head.method
     if method == "OPTIONS" and b"access-control-request-method" in client.headers:
         await client.respond(204, _preflight_headers(client), b"")
         return
     if path == HEALTH_PATH:
         _allow(method, "GET", "HEAD")
         await _tell_health(client)
-        return
-    operation = OPERATIONS.get(path)
-    if operation is not None:
+    elif operation is not None:
         _allow(method, "POST")
-        await _serve(client, operation, request_id)
     elif path in OLLAMA_PAGES:
         allowed, page = OLLAMA_PAGES[path]
         _allow(method, *allowed)
@@ -194,8 +215,13 @@ def _allow(method: str, *allowed: str) -> None:
         )
 
 
-async def _serve(client: Client, operation: Operation, request_id: str) -> None:
-    runtime = await running_runtime()
+def _exchange(
+    client: Client, operation: Operation, request_id: str, runtime: Serving
+) -> Exchange:
+    """What serves the request, if its key is good for it; else it is recorded as refused.
+
+    Raises: GatewayError.
+    """
     own_id = client.header(b"x-request-id")
     record = Record(
         request_id=request_id,
@@ -222,27 +248,29 @@ async def _serve(client: Client, operation: Operation, request_id: str) -> None:
         kind = FormExchange
     elif operation.surface is not None:
         kind = SurfaceExchange
-    await kind(runtime, client, operation, key, record).run()
+    return kind(runtime, client, operation, key, record)
 
 
 def authenticate(runtime: Serving, client: Client) -> Key:
     """The key that a request carries. Raises: GatewayError."""
-    text = _key_text(client)
-    if not text:
-        if client.scope["path"].startswith("/api/") and (opened := _opened(runtime, client)):
+    head = client.head
+    digest = head.key_digest
+    if digest is None:
+        digest = head.key_digest = _key_digest(head)
+    if not digest:
+        if head.path.startswith("/api/") and (opened := _opened(runtime, client)):
             return opened
         raise GatewayError(
             "invalid_api_key",
             "No API key. Send it as 'Authorization: Bearer KEY'.",
             headers=((b"www-authenticate", b"Bearer"),),
         )
-    digest = hashlib.sha256(text.encode("latin-1", "replace")).hexdigest()
     snapshot = runtime.snapshot
     key = snapshot.keys.get(digest)
     if key is not None and key.user_id in snapshot.users:
         if key.expires_at is None or key.expires_at > time.time():
             if key.allowed_apis is not None:
-                _check_api(key.allowed_apis, client.scope["path"])
+                _check_api(key.allowed_apis, client.head.path)
             runtime.key_used(key.key_id)
             return key
     elif runtime.database_away:
@@ -251,7 +279,7 @@ def authenticate(runtime: Serving, client: Client) -> Key:
             "no_backend_available", "API keys cannot be checked right now.", retry_after=5
         )
     limit = int(settings.FAILED_KEYS_PER_MINUTE)
-    wait = _failed.note(address_of(client.scope), limit, time.monotonic())
+    wait = _failed.note(address_of(client.peer, head.lines), limit, time.monotonic())
     if wait is not None:
         raise GatewayError(
             "rate_limit_exceeded",
@@ -281,16 +309,19 @@ def _opened(runtime: Serving, client: Client) -> Key | None:
     Never a page in somebody's browser, unless its origin is allowed: any page could send requests
     from within the network.
     """
-    if b"origin" in client.headers and not _cors_headers(client.scope):
+    if b"origin" in client.headers and not _cors_headers(client.head):
         return None
     return runtime.snapshot.open_to
 
 
-def _key_text(client: Client) -> str:
-    scheme, _, key = (client.header(b"authorization") or "").partition(" ")
+def _key_digest(head: Head) -> str:
+    """SHA-256 of the key that it carries; empty: it carries none."""
+    scheme, _, key = (head.header(b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
-        return key.strip()
-    return client.header(b"x-api-key") or client.header(b"api-key") or ""
+        key = key.strip()
+    else:
+        key = head.header(b"x-api-key") or head.header(b"api-key") or ""
+    return hashlib.sha256(key.encode("latin-1", "replace")).hexdigest() if key else ""
 
 
 # ---- what is known
@@ -301,7 +332,7 @@ async def _models(client: Client, path: str) -> None:
     start = next((p for p in MODELS_PATHS if path == p or path.startswith(p + "/")), None)
     if start is None:
         raise GatewayError("not_found", f"There is nothing at {path}.")
-    _allow(client.scope["method"], "GET", "HEAD")
+    _allow(client.head.method, "GET", "HEAD")
     known = await _visible(client)
     anthropic = start != MODELS_PATHS[0] or b"anthropic-version" in client.headers
     if name := path[len(start) + 1 :]:
@@ -357,7 +388,7 @@ async def _respond_error(client: Client, error: GatewayError, request_id: str) -
     if client.started:
         await client.cut()
         return
-    body = errors_at(client.scope["path"]).body(error, request_id)
+    body = errors_at(client.head.path).body(error, request_id)
     respond = client.respond_unread if client.body_is_coming else client.respond
     await respond(error.status, error_headers(error), body)
 
@@ -365,11 +396,9 @@ async def _respond_error(client: Client, error: GatewayError, request_id: str) -
 # ---- CORS, as configured
 
 
-def _cors_headers(scope: Scope) -> Headers:
+def _cors_headers(head: Head) -> Headers:
     allowed = settings.CORS_ALLOWED_ORIGINS
-    if not allowed:
-        return []
-    origin = dict(scope["headers"]).get(b"origin")
+    origin = head.headers.get(b"origin")
     if origin is None or not ("*" in allowed or origin.decode("latin-1") in allowed):
         return []
     return [
@@ -380,7 +409,7 @@ def _cors_headers(scope: Scope) -> Headers:
 
 
 def _preflight_headers(client: Client) -> Headers:
-    if not _cors_headers(client.scope):
+    if not _cors_headers(client.head):
         raise GatewayError("permission_denied", "This origin is not allowed.")
     wanted = client.headers.get(b"access-control-request-headers", b"")
     return [

@@ -87,7 +87,7 @@ class Exchange:
         self.relay: StreamRelay | BodyRelay | None = None
 
     async def run(self) -> None:
-        task = asyncio.current_task()
+        task = self.client.task
         assert task is not None  # noqa: S101  servers run requests in tasks
         self.runtime.serving.add(task)
         self.runtime.spool.open(self.record)

@@ -1,20 +1,25 @@
-"""uvicorn's HTTP protocol, with what a consumer cannot do.
+"""uvicorn's HTTP protocol, with the gateway's requests served straight from it.
 
-A request that never completes its head, or whose head is too large, never reaches a consumer; and
-only the protocol can end a connection after an answer that was not whole, or notice a client that
-has vanished without a word.
+ASGI would cost as much as all of the rest. Requests for pages go uvicorn's own way. A request that
+never completes its head, or whose head is too large, never reaches a consumer; and only the
+protocol can end a connection after an answer that was not whole, or notice a client that has
+vanished without a word.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
-from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mindrouter.asgi import is_gateways, serve
+from mindrouter.gateway.client import Client
+from mindrouter.gateway.heads import Head, Opening
 from mindrouter.gateway.wire import Wire
 
 #: Seconds for a request's head to arrive whole, from its first byte or from the connection.
@@ -57,24 +62,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = True
         self._hosts = 0
         self._odd_coding = False  # a transfer coding other than chunked
-        self._head_deadline: asyncio.TimerHandle | None = None
-        self.on_client_left: Callable[[], None] | None = None  # set while a request is served
+        self._due = math.inf  # on the loop's clock: when a head must be here
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._served: Any = None  # the request being answered; uvicorn's ``cycle`` is the latest
-
-    # ---- what the gateway's client calls
-
-    def wire(self) -> Wire:
-        """The response to the current request."""
-        return Wire(self._served)
-
-    def close_after_response(self) -> None:
-        """Close the connection once the current response has ended."""
-        self._served.keep_alive = False
-
-    def abort(self) -> None:
-        """Break the connection off at once."""
-        self._served.disconnected = True
-        self.transport.abort()
+        self._opening: Opening | None = None  # how the latest request began
 
     # ---- asyncio
 
@@ -84,31 +76,51 @@ class GatewayProtocol(HttpToolsProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             for option in _KEEPALIVE:
                 sock.setsockopt(*option)
-        self._expect_head()
+        self._expect_head_within(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_arrived()
-        if self._served is not None and not self._served.response_complete:
-            self._served.disconnected = True
-            self._served.message_event.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        served, self._served = self._served, None
+        if isinstance(served, Wire):
+            served.client_left()
+        elif served is not None and not served.response_complete:
+            served.disconnected = True
+            served.message_event.set()
         super().connection_lost(exc)
-        if self.on_client_left is not None:
-            self.on_client_left()
+        self.cycle = None  # type: ignore[assignment]  # they refer to each other
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
+            opening = self._opening
+            if opening is not None and not self._head_bytes and self._is_idle():
+                body = opening.body_of(data)
+                if body is not None:
+                    self._begin_again(opening.head, body)
+                    return
+                self._opening = None
+            if not self._head_bytes:
+                self._expect_head_within(HEAD_SECONDS)
             self._head_bytes += len(data)
-            if self._head_deadline is None:
-                self._expect_head()
         else:
             self._overhead_bytes += len(data)
-        self._unset_keepalive_if_required()
         self._parse(data)
         if self._in_head:
-            if self._head_bytes > MAX_HEAD_BYTES:
+            if not self._head_bytes:
+                self._remember(data)
+            elif self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(*_TOO_LARGE)
         elif self._overhead_bytes > MAX_OVERHEAD_BYTES:
             self._refuse(b"400 Bad Request", b"Too many bytes that are no body.")
+
+    def _remember(self, data: bytes) -> None:
+        """A request has come to its end: the next one may begin likewise."""
+        latest: Any = self.cycle
+        if isinstance(latest, Wire) and latest.may_be_remembered:
+            self._opening = Opening.of(data, latest.head)
+
+    def _is_idle(self) -> bool:
+        return (self._served is None or self._served.response_complete) and not self.pipeline
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -140,11 +152,11 @@ class GatewayProtocol(HttpToolsProtocol):
     # ---- the parser
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._hosts = 0
         self._odd_coding = False
-        # uvicorn's type expects a dict for each extension
-        self.scope["extensions"] = {"mindrouter.connection": self}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -163,17 +175,55 @@ class GatewayProtocol(HttpToolsProtocol):
             self._odd_coding = True
 
     def on_headers_complete(self) -> None:
-        self._head_arrived()
+        self._in_head = False
+        self._due = math.inf
         self._overhead_bytes = 0
         if self._offers_another_protocol():
             self._in_head = True  # it comes again
             return
         self._check_head()
-        super().on_headers_complete()
+        path = unquote(httptools.parse_url(self.url).path.decode("ascii"))
+        if is_gateways(path) and not self.parser.should_upgrade():
+            self._ask_gateway(path)
+        else:
+            self._ask_pages()
         if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
         elif self.pipeline:
             self.flow.resume_reading()  # a connection that is not read is not seen closing
+
+    def _ask_pages(self) -> None:
+        """As uvicorn would, which makes the scope at once."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers
+        super().on_headers_complete()
+
+    def _ask_gateway(self, path: str) -> None:
+        parser = self.parser
+        modern = parser.get_http_version() != "1.0"
+        head = Head(parser.get_method().decode("ascii"), path, self.headers)
+        wire = Wire(
+            self, head, keep_alive=modern and parser.should_keep_alive(), takes_chunks=modern
+        )
+        wire.waiting_for_100_continue = self.expect_100_continue
+        earlier: Any = self.cycle
+        self.cycle = wire  # type: ignore[assignment]
+        if earlier is None or earlier.response_complete:
+            self._serve(wire)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((wire, self.app))  # type: ignore[arg-type]
+
+    def _begin_again(self, head: Head, body: bytes) -> None:
+        """A whole request has come whose head is known."""
+        self._due = math.inf
+        wire = Wire(self, head, keep_alive=True, takes_chunks=True)
+        wire.take(body)
+        wire.more_body = False
+        self.cycle = wire  # type: ignore[assignment]
+        self._serve(wire)
 
     def _check_head(self) -> None:
         if len(self.headers) > MAX_HEADERS or self._head_is_too_large():
@@ -195,7 +245,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._overhead_bytes = 0
-        super().on_body(body)
+        latest: Any = self.cycle
+        if not isinstance(latest, Wire):
+            super().on_body(body)
+        elif not latest.response_complete:
+            latest.take(body)
 
     def on_message_complete(self) -> None:
         if self._offers_another_protocol():
@@ -204,25 +258,60 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
 
+    # ---- one after the other
+
+    def _serve(self, wire: Wire) -> None:
+        self._served = wire
+        wire.task = task = self.loop.create_task(self._serve_to_end(wire))
+        self.tasks.add(task)
+
+    async def _serve_to_end(self, wire: Wire) -> None:
+        try:
+            await serve(Client(wire.head, wire))
+        finally:
+            self.tasks.discard(wire.task)
+            wire.finish()
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._served = cycle
-        super()._start_asgi_task(cycle, app)
+        if isinstance(cycle, Wire):
+            self._serve(cycle)
+        else:
+            self._served = cycle
+            super()._start_asgi_task(cycle, app)
 
-    # ---- the head's deadline
+    def on_response_complete(self) -> None:
+        """The next one, if it has been sent already; else it is waited for, for a while."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif not self._head_bytes:
+            self._expect_head_within(self.timeout_keep_alive)
 
-    def _expect_head(self) -> None:
-        self._head_deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+    # ---- the next head's deadline: one timer, which is seldom set anew
 
-    def _head_arrived(self) -> None:
-        self._in_head = False
-        if self._head_deadline is not None:
-            self._head_deadline.cancel()
-            self._head_deadline = None
+    def _expect_head_within(self, seconds: float) -> None:
+        self._due = due = self.loop.time() + seconds
+        if due < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._set_timer()
 
-    def _head_is_late(self) -> None:
-        self._head_deadline = None
-        if self._in_head:
+    def _set_timer(self) -> None:
+        self._timer, self._timer_at = self.loop.call_at(self._due, self._check_due), self._due
+
+    def _check_due(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        if self._due == math.inf or self.transport.is_closing():
+            return
+        if self.loop.time() < self._due:
+            self._set_timer()
+        elif self._in_head and (self._head_bytes or self.cycle is None):
             self._refuse(b"408 Request Timeout", b"The request's head did not arrive in time.")
+        else:
+            self.transport.close()
 
     def _refuse(self, status: bytes, message: bytes) -> None:
         if self.transport.is_closing():
@@ -237,7 +326,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _answer_is_due(self) -> bool:
         """Whether an earlier request waits for its answer, or is getting it. One whose own body
         is what is wrong has its answer in the refusal."""
-        cycle = self._served
-        if cycle is None or cycle.response_complete:
+        served = self._served
+        if served is None or served.response_complete:
             return False
-        return cycle.response_started or not cycle.more_body or bool(self.pipeline)
+        return served.response_started or not served.more_body or bool(self.pipeline)

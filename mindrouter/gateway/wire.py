@@ -1,125 +1,224 @@
-"""Responses straight onto a connection of uvicorn's, past its ASGI ``send``.
+"""One request on a connection of our own protocol, and the response straight onto it.
 
-A response, or a part of one, is one write: each write is a system call of its own. The state of
-uvicorn's request-response cycle is kept as ``send`` would leave it, so that keep-alive,
-pipelining and shutdown go on working.
+A response, or a part of one, is one write: each write is a system call of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from mindrouter.gateway.heads import Head
+
+if TYPE_CHECKING:
+    from mindrouter.gateway.protocol import GatewayProtocol
+
+#: Body bytes held for a slow reader before reading pauses.
+HIGH_WATER_BYTES = 1 << 20
 Headers = Iterable[tuple[bytes, bytes]]
+_line = b": ".join
+_lines = b"\r\n".join
 
 
 class Wire:
-    """The response to one request. Names and values of headers are trusted to hold no line ends."""
+    """Names and values of headers are trusted to hold no line ends.
 
-    __slots__ = ("_chunked", "_cycle", "_head")
+    It stands where uvicorn's protocol has its request-response cycle, and has those of its
+    attributes that the protocol looks at.
+    """
 
-    def __init__(self, cycle: Any) -> None:
-        self._cycle = cycle
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_head",
+        "_news",
+        "_reader",
+        "_takes_chunks",
+        "_transport",
+        "disconnected",
+        "head",
+        "keep_alive",
+        "more_body",
+        "on_client_left",
+        "parts",
+        "response_complete",
+        "response_started",
+        "task",
+        "waiting_for_100_continue",
+    )
+
+    def __init__(
+        self, connection: GatewayProtocol, head: Head, *, keep_alive: bool, takes_chunks: bool
+    ) -> None:
+        self.head = head
+        self.keep_alive = keep_alive
+        self.task: asyncio.Task[None] | None = None  # that serves it
+        self.parts: list[bytes] = []  # of the body, not read yet
+        self.more_body = True
+        self.disconnected = False
+        self.response_started = False
+        self.response_complete = False
+        self.waiting_for_100_continue = False
+        self.on_client_left: Callable[[], None] | None = None
+        self._connection = connection
+        self._transport = connection.transport
         self._head = b""  # of a response in parts, until its first part
+        self._takes_chunks = takes_chunks  # a client of HTTP/1.0 does not
         self._chunked = False
+        self._news = False  # something has come that ``receive`` has not told of
+        self._reader: asyncio.Future[None] | None = None
+
+    # ---- what uvicorn's protocol calls
 
     @property
-    def body_is_coming(self) -> bool:
-        """Whether a part of the request's body is still to come."""
-        return bool(self._cycle.more_body)
+    def message_event(self) -> Wire:
+        """What it sets when something has come."""
+        return self
+
+    def set(self) -> None:
+        """Let the reader look."""
+        self._news = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def client_left(self) -> None:
+        """The connection is lost."""
+        if not self.response_complete:
+            self.disconnected = True
+            self.set()
+        if self.on_client_left is not None:
+            self.on_client_left()
+
+    # ---- the request
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end; empty where there is none."""
+        client = self._connection.client
+        return client[0] if client else ""
+
+    @property
+    def may_be_remembered(self) -> bool:
+        """Whether another request with the same head may be treated as this one was."""
+        return self.keep_alive and b"expect" not in self.head.headers
+
+    def take(self, part: bytes) -> None:
+        """A part of the body has come."""
+        self.parts.append(part)
+        if len(part) > HIGH_WATER_BYTES or len(self.parts) > 1:
+            self._pause_if_much()
+        self.set()
+
+    def _pause_if_much(self) -> None:
+        if sum(map(len, self.parts)) > HIGH_WATER_BYTES:
+            self._connection.flow.pause_reading()
 
     def whole_body(self) -> bytes | None:
-        """The request's body if it is here to its end and the client, too; else None.
-
-        Most bodies are: to have them so saves two awaits and an event of ``receive``.
-        """
-        cycle = self._cycle
-        if cycle.more_body or cycle.disconnected:
+        """The body if it is here to its end and the client, too; else None."""
+        if self.more_body or self.disconnected:
             return None
-        body, cycle.body = bytes(cycle.body), bytearray()
-        cycle.flow.resume_reading()  # else its leaving would not be seen
-        cycle.message_event.clear()  # as ``receive`` would: the next message is the disconnect
-        return body
+        self._news = False  # the next news is the leaving
+        self._connection.flow.resume_reading()  # else it would not be seen
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        parts, self.parts = self.parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def receive(self) -> dict[str, Any]:
+        """The next part of the body, or the news that the client has left, as in ASGI."""
+        if self.waiting_for_100_continue and not self._transport.is_closing():
+            self.waiting_for_100_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not self.disconnected and not self.response_complete:
+            self._connection.flow.resume_reading()
+            if not self._news:
+                self._reader = self._connection.loop.create_future()
+                await self._reader
+            self._news = False
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._taken(), "more_body": self.more_body}
+
+    # ---- the response
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole response."""
         if self._begin():
-            head = self._head_lines(status, headers)
-            head.append(b"\r\n")
-            if self._cycle.scope["method"] != "HEAD":
-                head.append(body)
-            self._cycle.transport.write(b"".join(head))
+            head = [STATUS_LINE[status][:-2], *map(_line, headers)]
+            if not self.keep_alive:
+                head.append(b"connection: close")
+            head += (b"", b"" if self.head.method == "HEAD" else body)
+            self._transport.write(_lines(head))
             self._complete()
 
     def start(self, status: int, headers: Headers) -> None:
         """The head of a response in parts; it leaves with the first of them."""
         if self._begin():
-            head = self._head_lines(status, headers)
+            head = [STATUS_LINE[status][:-2], *map(_line, headers)]
+            # Without them the end of the connection is the end of the body.
             has_length = any(name == b"content-length" for name, _ in headers)
-            # To a client of HTTP/1.0 the end of the connection is the end of the body.
-            self._chunked = not has_length and self._cycle.scope["http_version"] != "1.0"
+            self._chunked = self._takes_chunks and not has_length
             if self._chunked:
-                head.append(b"transfer-encoding: chunked\r\n")
-            head.append(b"\r\n")
-            self._head = b"".join(head)
+                head.append(b"transfer-encoding: chunked")
+            if not self.keep_alive:
+                head.append(b"connection: close")
+            self._head = _lines((*head, b"", b""))
 
     async def write(self, data: bytes) -> None:
         """A part of the body; waits while the client does not take what it has."""
         while not self.write_now(data):
-            await self._cycle.flow.drain()
+            await self._connection.flow.drain()
 
     def write_now(self, data: bytes) -> bool:
         """A part of the body. False: nothing was written, as the client does not take what it
         has."""
-        cycle = self._cycle
-        if cycle.disconnected:
+        if self.disconnected:
             return True
-        if cycle.flow.write_paused:
+        if self._connection.flow.write_paused:
             return False
         head = self._head
         if head:
             self._head = b""
-        cycle.transport.write(
+        self._transport.write(
             b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data
         )
         return True
 
     def end(self, last: bytes = b"") -> None:
         """The end of a response in parts, behind a last part."""
-        if self._cycle.disconnected:
+        if self.disconnected:
             return
         head, self._head = self._head, b""
         if not self._chunked:
-            self._cycle.transport.write(head + last)
+            self._transport.write(head + last)
         elif last:
-            self._cycle.transport.write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(last), last))
+            self._transport.write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(last), last))
         else:
-            self._cycle.transport.write(head + b"0\r\n\r\n")
+            self._transport.write(head + b"0\r\n\r\n")
         self._complete()
 
-    def _begin(self) -> bool:
-        cycle = self._cycle
-        cycle.response_started = True
-        cycle.waiting_for_100_continue = False
-        return not cycle.disconnected
+    def abort(self) -> None:
+        """Break the connection off at once."""
+        self.disconnected = True
+        self._transport.abort()
 
-    def _head_lines(self, status: int, headers: Headers) -> list[bytes]:
-        head = [STATUS_LINE[status]]
-        for name, value in headers:
-            if name == b"connection":
-                self._cycle.keep_alive = False  # it is only ever sent to close
-            else:
-                head += (name, b": ", value, b"\r\n")
-        if not self._cycle.keep_alive:
-            head.append(b"connection: close\r\n")
-        return head
+    def finish(self) -> None:
+        """Whoever served the request has done with it."""
+        if not self.response_complete and not self.disconnected:
+            self._transport.close()  # what there is of an answer shall not be taken for a whole one
+
+    def _begin(self) -> bool:
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        return not self.disconnected
 
     def _complete(self) -> None:
-        cycle = self._cycle
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
+        self.response_complete = True
+        self.set()
+        if not self.keep_alive:
+            self._transport.close()
+        self._connection.on_response_complete()

@@ -121,4 +121,4 @@ def test_the_address_is_what_trusted_proxies_say_and_nobody_else(
 ) -> None:
     settings.TRUSTED_PROXIES = trusted
     headers = [(b"x-forwarded-for", forwarded.encode())] if forwarded else []
-    assert address_of({"client": (peer, 1), "headers": headers}) == found
+    assert address_of(peer, headers) == found
