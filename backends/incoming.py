@@ -31,6 +31,7 @@ class Incoming:
     __slots__ = (
         "_content_length",
         "_expects_body",
+        "_fed",
         "_head_done",
         "_headers",
         "_interim",
@@ -61,10 +62,13 @@ class Incoming:
         self._transfer_encoding = b""
         self._interim = 0
         self._overhead = 0
+        self._fed = 0  # bytes, until the head is there
 
     def feed(self, data: bytes) -> str:
         """Parse some bytes, and return what is wrong with them, or nothing."""
         before = self._response.buffered
+        if not self._head_done:
+            self._fed += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -108,7 +112,9 @@ class Incoming:
         version = parser.get_http_version()
         if version not in ("1.1", "1.0") or not 100 <= status <= 599 or status == 101:
             self._reject(f"HTTP/{version} with status {status}")
-        if len(headers) > MAX_HEADERS or _size(headers) > MAX_HEAD_BYTES:
+        if len(headers) > MAX_HEADERS or (
+            self._fed > MAX_HEAD_BYTES and _size(headers) > MAX_HEAD_BYTES
+        ):
             self._reject("the response head is too large")
         if status < 200:
             self._skip_interim()

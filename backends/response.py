@@ -116,6 +116,12 @@ class Response:
                 return value
         return None
 
+    def whole(self, limit: int) -> bytes | None:
+        """Return the body if all of it is here, nothing read yet, and at most `limit` bytes."""
+        if not self.complete or not self.chunks or self.buffered > limit:
+            return None
+        return self._emptied()
+
     async def read(self) -> bytes:
         """Return all body bytes that came since the last read, at least one; b"" at the end.
 

@@ -179,11 +179,23 @@ class Upstream:
         self.counters.requests += 1
         connection = self._take_idle(origin.key)
         if connection is not None:
+            response = connection.start(request)
             try:
-                return await _exchange(connection, request)
+                await response.wait_for_head()
+                return response
             except StaleConnection:
                 self.counters.retried += 1
-        return await _exchange(await self._connect(origin, connect_timeout), request)
+            except BaseException:
+                response.abort()
+                raise
+        connection = await self._connect(origin, connect_timeout)
+        response = connection.start(request)
+        try:
+            await response.wait_for_head()
+        except BaseException:
+            response.abort()
+            raise
+        return response
 
     async def close(self) -> None:
         """Close every connection, also those in use, and wait until they are gone."""
@@ -292,13 +304,3 @@ class Upstream:
                 del self._open[connection.key]
         if self._all_lost is not None and not self._open:
             self._all_lost.set()
-
-
-async def _exchange(connection: Connection, request: Outgoing) -> Response:
-    response = connection.start(request)
-    try:
-        await response.wait_for_head()
-    except BaseException:
-        response.abort()
-        raise
-    return response

@@ -149,7 +149,7 @@ async def serve(client: Client) -> None:
     common.append((b"x-request-id", request_id.encode()))
     if head.path in _ANTHROPIC_PATHS:  # its packages read their own name for it
         common.append((b"request-id", common[0][1]))
-    if settings.CORS_ALLOWED_ORIGINS:
+    if b"origin" in head.headers:
         common += _cors_headers(head)
     try:
         operation = OPERATIONS.get(head.path)
@@ -215,9 +215,7 @@ def _allow(method: str, *allowed: str) -> None:
         )
 
 
-def _exchange(
-    client: Client, operation: Operation, request_id: str, runtime: Serving
-) -> Exchange:
+def _exchange(client: Client, operation: Operation, request_id: str, runtime: Serving) -> Exchange:
     """What serves the request, if its key is good for it; else it is recorded as refused.
 
     Raises: GatewayError.

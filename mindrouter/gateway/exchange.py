@@ -12,8 +12,9 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from backends.upstream import Body, Response, UpstreamError
+from backends.upstream import Body, UpstreamError
 from mindrouter.gateway import failures, limiting, recording
 from mindrouter.gateway.client import Client, ClientLeftError, Headers
 from mindrouter.gateway.dialects import openai
@@ -69,7 +70,7 @@ class Exchange:
         "relay",
         "runtime",
         "started",
-        "timeline",
+        "to_wall",
     )
 
     def __init__(
@@ -81,7 +82,8 @@ class Exchange:
         self.key = key
         self.record = record
         self.started = time.monotonic()
-        self.timeline = recording.Clock(record.arrived_at, self.started)
+        # The wall clock is read once, so that a jump of it never shows as a wait.
+        self.to_wall = record.arrived_at - self.started
         self.asked: Asked | None = None
         self.limit_headers: Headers = []
         self.relay: StreamRelay | BodyRelay | None = None
@@ -128,13 +130,13 @@ class Exchange:
         with await self.runtime.submit(job) as claim:
             if claim.limited is not None:
                 self._note_limits(claim)
-            self.record.queued_at = self.timeline.wall(claim.ticket.enqueued_at)
+            self.record.queued_at = claim.ticket.enqueued_at + self.to_wall
             try:
                 await self._attempt_until_served(claim, asked)
             finally:
                 if self.record.ended_at is None:  # not completed
                     self._settle_what_was_used(claim)
-                    self._describe(claim)
+                    recording.describe_claim(self.record, claim, self.to_wall)
 
     async def _read(self) -> Asked:
         """The request, read to its end. Raises: GatewayError, ClientLeftError."""
@@ -203,11 +205,9 @@ class Exchange:
     async def _attempt_until_served(self, claim: Claim, asked: Asked) -> None:
         tried: set[int] = set()
         while True:
-            await self._wait(claim, asked)
-            lease = claim.lease
-            assert lease is not None  # noqa: S101  waited for
+            lease = claim.lease or await self._wait(claim, asked)
             self._note_dispatch(lease)
-            failure = await self._attempt(claim, asked)
+            failure = await self._attempt(claim, asked, lease)
             if failure is None:
                 return
             tried.add(lease.backend_id)
@@ -219,7 +219,7 @@ class Exchange:
     def _note_dispatch(self, lease: SeenLease) -> None:
         """Say in the start marker too where it went: if this process dies, that is all there is."""
         record = self.record
-        record.dispatched_at = self.timeline.wall(lease.dispatched_at)
+        record.dispatched_at = lease.dispatched_at + self.to_wall
         record.selected_backend_id = lease.backend_id
         record.selected_backend = lease.backend_name
         self.runtime.spool.mark(record)
@@ -235,33 +235,30 @@ class Exchange:
             for b in snapshot.backends
         )
 
-    async def _wait(self, claim: Claim, asked: Asked) -> None:
+    async def _wait(self, claim: Claim, asked: Asked) -> SeenLease:
         """Wait for a slot. A stream that waits long gets its head and comments meanwhile.
 
         Raises: Evicted.
         """
-        if claim.lease is not None:
-            return
         if not asked.stream:
-            await claim.wait()
-            return
+            return await slot(claim)
         interval = max(1.0, self.runtime.snapshot.keepalive_after)
         patience = self.runtime.snapshot.keepalive_after - (time.monotonic() - self.started)
-        while await claim.wait(max(0.0, patience)) is None:
+        while (lease := await claim.wait(max(0.0, patience))) is None:
             if not self.client.started:
                 await self.client.start_stream(200, [*EVENT_STREAM_HEAD, *self._headers(claim)])
             await self.client.write(openai.waiting_comment(*await claim.position()))
             patience = interval
+        return lease
 
-    async def _attempt(self, claim: Claim, asked: Asked) -> Failure | None:
+    async def _attempt(self, claim: Claim, asked: Asked, lease: SeenLease) -> Failure | None:
         """Send the request to the leased backend and relay its answer. None: served."""
-        lease = claim.lease
-        assert lease is not None  # noqa: S101  waited for
         endpoint = self.runtime.snapshot.endpoints.get(lease.backend_id)
         if endpoint is None:  # deleted since the lease was given
             error = GatewayError("no_backend_available", "The backend was removed.", retry_after=1)
             return Failure(error, "none", "anywhere")
-        attempt = Attempt(backend=endpoint.name, started_at=self.timeline.wall(time.monotonic()))
+        started_at = time.monotonic() + self.to_wall
+        attempt = Attempt(backend=endpoint.name, started_at=started_at)
         self.record.attempts.append(attempt)
         self.relay = None  # an earlier attempt's
         try:
@@ -275,7 +272,8 @@ class Exchange:
             attempt.reason = "client_disconnected" if self.client.left else "shutting_down"
             raise
         finally:
-            attempt.ended_at = self.timeline.wall(time.monotonic())
+            if attempt.ended_at is None:
+                attempt.ended_at = time.monotonic() + self.to_wall
         if failure is not None:
             attempt.reason = failure.error.code
             attempt.status = failure.status
@@ -287,14 +285,12 @@ class Exchange:
         lease = claim.lease
         assert lease is not None  # noqa: S101  waited for
         path, body = self._message(asked, endpoint, lease.model_name)
+        own_id = self.record.request_id.encode()
         response = await self.runtime.upstream.send(
             endpoint.origin,
             method=b"POST",
             path=path,
-            headers=endpoint.headers
-            + b"x-request-id: "
-            + self.record.request_id.encode()
-            + b"\r\n",
+            headers=b"%bx-request-id: %b\r\n" % (endpoint.headers, own_id),
             body=body,
             connect_timeout=endpoint.connect_timeout,
             first_byte_timeout=endpoint.first_byte_timeout,
@@ -305,26 +301,21 @@ class Exchange:
             if not 200 <= response.status < 300:
                 return await failures.from_response(response, endpoint)
             claim.first_byte()
-            self.record.first_byte_at = self.timeline.wall(time.monotonic())
-            return await self._relay(claim, asked, endpoint, response)
+            self.record.first_byte_at = time.monotonic() + self.to_wall
+            if response.header(b"content-encoding") not in (None, b"identity"):
+                return failures.not_an_answer(endpoint, "sent a compressed answer unasked")
+            kind = (response.header(b"content-type") or b"").lower()
+            relay = self.relay = self._relay_of(kind, claim, asked, endpoint)
+            if relay is None:
+                return failures.not_an_answer(endpoint, "sent something that is no completion")
+            failure = await relay.run(response)
+            if failure is None:
+                self.runtime.mark_ok(endpoint.backend_id)
+            return failure
 
     def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, Body]:
         """The path and the body that this backend gets."""
         return self.operation.path, asked.body_for(model_name)
-
-    async def _relay(
-        self, claim: Claim, asked: Asked, endpoint: Endpoint, response: Response
-    ) -> Failure | None:
-        kind = (response.header(b"content-type") or b"").lower()
-        if response.header(b"content-encoding") not in (None, b"identity"):
-            return failures.not_an_answer(endpoint, "sent a compressed answer unasked")
-        relay = self.relay = self._relay_of(kind, claim, asked, endpoint)
-        if relay is None:
-            return failures.not_an_answer(endpoint, "sent something that is no completion")
-        failure = await relay.run(response)
-        if failure is None:
-            self.runtime.mark_ok(endpoint.backend_id)
-        return failure
 
     def _relay_of(
         self, kind: bytes, claim: Claim, asked: Asked, endpoint: Endpoint
@@ -350,19 +341,16 @@ class Exchange:
         claim.settle(usage)
         record = self.record
         record.outcome, record.status = "completed", 200
-        record.attempts[-1].ended_at = self.timeline.wall(time.monotonic())
         recording.describe_usage(record, usage)
-        self._describe(claim)
+        recording.describe_claim(record, claim, self.to_wall)
+        record.attempts[-1].ended_at = time.monotonic() + self.to_wall
         self.close_record()
-
-    def _describe(self, claim: Claim) -> None:
-        recording.describe_claim(self.record, claim, self.timeline)
 
     def close_record(self) -> None:
         """Write the record, once."""
         record = self.record
         if record.ended_at is None:
-            record.ended_at = self.timeline.wall(time.monotonic())
+            record.ended_at = time.monotonic() + self.to_wall
             record.configuration_version = self.runtime.snapshot.version
             self.runtime.spool.close(record)
 
@@ -428,10 +416,22 @@ class Exchange:
         return _placement_headers(record.selected_backend, waited, reason)
 
 
+async def slot(claim: Claim) -> SeenLease:
+    """Wait for it without a limit. Raises: Evicted."""
+    lease = await claim.wait()
+    assert lease is not None  # noqa: S101  waited for without a limit
+    return lease
+
+
 def _placement_headers(backend: str, waited: float, reason: str) -> Headers:
+    milliseconds = b"%d" % round(waited * 1000) if waited > 0.0 else b"0"
+    return [*_choice_headers(backend, reason), (b"x-mindrouter-queue-ms", milliseconds)]
+
+
+@lru_cache(maxsize=1024)
+def _choice_headers(backend: str, reason: str) -> Headers:
     return [
         (b"x-mindrouter-backend", _CONTROL.sub("?", backend).encode("latin-1", "replace")),
-        (b"x-mindrouter-queue-ms", b"%d" % round(max(0.0, waited) * 1000)),
         (b"x-mindrouter-reason", reason.encode()),
     ]
 

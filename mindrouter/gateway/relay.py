@@ -163,8 +163,7 @@ class StreamRelay:
 
     def _note_progress(self, tokens: int) -> None:
         if self._exchange.record.first_token_at is None:
-            clock = self._exchange.timeline
-            self._exchange.record.first_token_at = clock.wall(time.monotonic())
+            self._exchange.record.first_token_at = time.monotonic() + self._exchange.to_wall
         if tokens >= PROGRESS_TOKENS:
             self._claim.progress(self._asked.prompt_tokens, tokens)
             self._next_report = tokens + PROGRESS_TOKENS
@@ -188,6 +187,18 @@ class StreamRelay:
         if events.usage is None and not events.first_token_seen and not self._exchange.client.left:
             return None
         return events.usage or self._estimate()
+
+
+async def _read_up_to(response: Response, limit: int) -> tuple[bytes, bool]:
+    """(the body, True), or (more than ``limit`` bytes of it, False)."""
+    parts: list[bytes] = []
+    size = 0
+    while data := await response.read():
+        parts.append(data)
+        size += len(data)
+        if size > limit:
+            return b"".join(parts), False
+    return b"".join(parts), True
 
 
 async def _let_end(response: Response) -> None:
@@ -242,25 +253,22 @@ class BodyRelay:
 
         Raises: CutShortError once bytes have gone to the client; UpstreamError before.
         """
-        parts: list[bytes] = []
-        size = 0
-        while data := await response.read():
-            parts.append(data)
-            size += len(data)
-            if size > HELD_BYTES:
-                await self._pass_on(response, b"".join(parts))
+        body = response.whole(HELD_BYTES)
+        if body is None:
+            body, is_whole = await _read_up_to(response, HELD_BYTES)
+            if not is_whole:
+                await self._pass_on(response, body)
                 return None
-        body = b"".join(parts)
         try:
             answer = _decode_answer(body)
         except (msgspec.MsgspecError, RecursionError):
             return failures.not_an_answer(self._endpoint, "sent an answer that is not valid JSON")
         if answer.error is not None and answer.choices == answer.data == _NULL:
             return failures.from_event(answer.error, self._endpoint)
-        usage = read_usage(answer.usage) or self._estimate(body)
-        self._exchange.record.first_token_at = self._exchange.record.first_byte_at
-        self._exchange.complete(self._claim, usage)
-        await self._exchange.client.respond(200, self._head, body)
+        exchange = self._exchange
+        exchange.record.first_token_at = exchange.record.first_byte_at
+        exchange.complete(self._claim, read_usage(answer.usage) or self._estimate(body))
+        await exchange.client.respond(200, self._head, body)
         return None
 
     async def _pass_on(self, response: Response, data: bytes) -> None:

@@ -30,6 +30,7 @@ MOST_TOKENS = 1_000_000_000
 
 _IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
 _BRACKET, _QUOTE = b'["'
+_TEXT_OR_NULL = b'"n'
 _T = TypeVar("_T")
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any = msgspec.json.Decoder()
@@ -53,9 +54,43 @@ class _ResponseFormat(msgspec.Struct):
     type: str
 
 
-_RAWS = list[msgspec.Raw]  # once: a type made for each request costs more than to use it
+class _Request(msgspec.Struct):
+    """The fields of OpenAI's forms that the router looks at. Null is as good as absent."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    prompt_cache_key: str | None = None
+    max_completion_tokens: int | float | None = None
+    max_tokens: int | float | None = None
+    n: int | float | None = None
+    response_format: _ResponseFormat | None = None
+
+
+class _Chat(_Request):
+    messages: list[_Message] | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_EXPECTED = {
+    "model": "a text",
+    "stream": "true or false",
+    "stream_options": "an object",
+    "prompt_cache_key": "a text",
+    "max_completion_tokens": "a whole number",
+    "max_tokens": "a whole number",
+    "n": "a whole number",
+    "response_format": "an object with a 'type'",
+    "messages": "a list of messages",
+    "tools": "a list of tools",
+}
+_FIELD_OF_ERROR = re.compile(r"at `\$\.(\w+)")
+_NO_TOOLS = msgspec.Raw(b'"none"')
+_PLAIN = Needs()
+_request = msgspec.json.Decoder(_Request).decode
+_chat = msgspec.json.Decoder(_Chat).decode
 _number: Callable[[Any], int | float | None] = msgspec.json.Decoder(int | float | None).decode
-_messages = msgspec.json.Decoder(list[_Message])
 _parts = msgspec.json.Decoder(list[_Part])
 
 
@@ -98,39 +133,58 @@ def estimate_tokens(text_bytes: int) -> int:
 def read_chat(body: bytes, header_cache_key: str | None) -> Asked:
     """``/v1/chat/completions``. Raises: GatewayError."""
     fields = read_fields(body)
-    raw = fields.get("messages")
-    if raw is None:
-        raise GatewayError("invalid_request", "'messages' is missing.", param="messages")
-    messages = decode_field(_messages.decode, raw, "messages", "a list of messages")
+    chat = _typed(_chat, body)
+    messages = chat.messages
     if not messages:
-        raise GatewayError("invalid_request", "'messages' is empty.", param="messages")
+        lacks = "missing" if messages is None else "empty"
+        raise GatewayError("invalid_request", f"'messages' is {lacks}.", param="messages")
     tokens, vision = _weigh_messages(messages)
-    tools = _has_tools(fields)
+    tools = bool(chat.tools) and chat.tool_choice != _NO_TOOLS
     if tools:
         tokens += estimate_tokens(len(memoryview(fields["tools"])))
-    needs = Needs(vision=vision, tools=tools, json=_wants_json(fields))
-    return _asked(fields, needs, tokens, header_cache_key, lambda: _opening(messages))
+    needs = _PLAIN
+    if vision or tools or chat.response_format is not None:
+        needs = Needs(vision=vision, tools=tools, json=_wants_json(chat))
+    return _asked(chat, fields, needs, tokens, header_cache_key, lambda: _opening(messages))
 
 
 def read_completion(body: bytes, header_cache_key: str | None) -> Asked:
     """``/v1/completions``. Raises: GatewayError."""
     fields = read_fields(body)
+    request = _typed(_request, body)
     tokens = weigh_input(fields, "prompt")
-    needs = Needs(json=_wants_json(fields))
-    return _asked(
-        fields, needs, tokens, header_cache_key, lambda: bytes(memoryview(fields["prompt"])[:4096])
-    )
+    needs = Needs(json=_wants_json(request))
+
+    def opening() -> bytes:
+        return bytes(memoryview(fields["prompt"])[:4096])
+
+    return _asked(request, fields, needs, tokens, header_cache_key, opening)
 
 
 def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
     """``/v1/embeddings``. Never streams. Raises: GatewayError."""
     fields = read_fields(body)
+    request = _typed(_request, body)
     tokens, longest = weigh_inputs(fields, "input")
-    asked = _asked(fields, Needs(embeddings=True), tokens, header_cache_key, None)
+    needs = Needs(embeddings=True)
+    asked = _asked(request, fields, needs, tokens, header_cache_key, None)
     asked.stream = False
     asked.max_tokens = 0
     asked.context_tokens = longest
     return asked
+
+
+def _typed(decode: Callable[[bytes], _T], body: bytes) -> _T:
+    """All the fields at once. Raises: GatewayError, which names the one that is wrong."""
+    try:
+        return decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        found = _FIELD_OF_ERROR.search(str(error))
+        param = found[1] if found else None
+        expected = _EXPECTED.get(param or "", "what the API says")
+        raise GatewayError(
+            "invalid_request", f"'{param}' must be {expected}: {error}.", param=param
+        ) from None
 
 
 # ---- one field each
@@ -163,9 +217,9 @@ def decode_field(decode: Callable[[Any], _T], raw: msgspec.Raw, param: str, expe
 
 def typed_field(fields: dict[str, msgspec.Raw], name: str, kind: Any, expected: str) -> Any:
     """The value of ``name``, or None where it is absent or null."""
-    raw = fields.get(name)
-    if raw is None:
+    if name not in fields:
         return None
+    raw = fields[name]
     return decode_field(_decoder(kind), raw, name, expected)
 
 
@@ -176,23 +230,23 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
 
 
 def _asked(
+    request: _Request,
     fields: dict[str, msgspec.Raw],
     needs: Needs,
     prompt_tokens: int,
     header_cache_key: str | None,
     opening: Callable[[], bytes] | None,
 ) -> Asked:
-    stream = typed_field(fields, "stream", bool, "true or false") or False
-    options = typed_field(fields, "stream_options", _StreamOptions, "an object")
-    named = header_cache_key or typed_field(fields, "prompt_cache_key", str, "a text")
+    options = request.stream_options
+    cache_key = header_cache_key or request.prompt_cache_key
     return Asked(
-        model=read_model(fields),
-        stream=stream,
-        wants_usage=bool(options and options.include_usage),
+        model=_checked_model(request.model),
+        stream=bool(request.stream),
+        wants_usage=options is not None and bool(options.include_usage),
         needs=needs,
         prompt_tokens=max(1, prompt_tokens),
-        max_tokens=_max_tokens(fields),
-        cache_key=named or cache_key_of(opening, prompt_tokens),
+        max_tokens=_max_tokens(request),
+        cache_key=cache_key or cache_key_of(opening, prompt_tokens),
         fields=fields,
     )
 
@@ -206,21 +260,26 @@ def cache_key_of(opening: Callable[[], bytes] | None, prompt_tokens: int) -> str
 
 def read_model(fields: dict[str, msgspec.Raw]) -> str:
     """The model's name as the client wrote it. Raises: GatewayError."""
-    model = typed_field(fields, "model", str, "a text")
+    return _checked_model(typed_field(fields, "model", str, "a text"))
+
+
+def _checked_model(model: str | None) -> str:
     if not model:
         raise GatewayError("invalid_request", "'model' is missing.", param="model")
     if len(model) > MAX_MODEL_NAME:
         raise GatewayError("invalid_request", "'model' is too long.", param="model")
-    return str(model)
+    return model
 
 
-def _max_tokens(fields: dict[str, msgspec.Raw]) -> int | None:
+def _max_tokens(request: _Request) -> int | None:
     """The client's limit on all answers together: ``n`` of them may be asked for."""
-    limit = read_count(fields, "max_completion_tokens", 0)
-    other = read_count(fields, "max_tokens", 0)
-    answers = read_count(fields, "n", 1) or 1
-    limit = other if limit is None else limit
-    return None if limit is None else min(limit * answers, MOST_TOKENS)
+    name, limit = "max_completion_tokens", request.max_completion_tokens
+    if request.max_tokens is not None:
+        other = _whole("max_tokens", request.max_tokens, 0)
+        if limit is None:
+            name, limit = "max_tokens", other
+    answers = 1 if request.n is None else _whole("n", request.n, 1)
+    return None if limit is None else min(_whole(name, limit, 0) * answers, MOST_TOKENS)
 
 
 def read_count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | None:
@@ -229,8 +288,10 @@ def read_count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | N
     if raw is None:
         return None
     value = decode_field(_number, raw, name, "a whole number")
-    if value is None:
-        return None
+    return None if value is None else _whole(name, value, least)
+
+
+def _whole(name: str, value: float, least: int) -> int:
     if value != int(value):
         raise GatewayError("invalid_request", f"'{name}' must be a whole number.", param=name)
     if value < least:
@@ -238,16 +299,8 @@ def read_count(fields: dict[str, msgspec.Raw], name: str, least: int) -> int | N
     return min(int(value), MOST_TOKENS)
 
 
-def _has_tools(fields: dict[str, msgspec.Raw]) -> bool:
-    tools = typed_field(fields, "tools", _RAWS, "a list of tools")
-    if not tools:
-        return False
-    choice = fields.get("tool_choice")
-    return choice is None or bytes(choice) != b'"none"'
-
-
-def _wants_json(fields: dict[str, msgspec.Raw]) -> bool:
-    wanted = typed_field(fields, "response_format", _ResponseFormat, "an object with a 'type'")
+def _wants_json(request: _Request) -> bool:
+    wanted = request.response_format
     return wanted is not None and wanted.type in ("json_object", "json_schema")
 
 
@@ -260,15 +313,15 @@ def _weigh_messages(messages: list[_Message]) -> tuple[int, bool]:
     vision = False
     for message in messages:
         content = memoryview(message.content)
-        if content[0] != _BRACKET:
-            if content[0] not in b'"n':  # a text or null
-                raise GatewayError(
-                    "invalid_request",
-                    "The 'content' in 'messages' must be a text or a list of parts.",
-                    param="messages",
-                )
+        if content[0] in _TEXT_OR_NULL:
             text_bytes += len(content)
             continue
+        if content[0] != _BRACKET:
+            raise GatewayError(
+                "invalid_request",
+                "The 'content' in 'messages' must be a text or a list of parts.",
+                param="messages",
+            )
         parts = decode_field(
             _parts.decode, message.content, "messages", "well-formed content parts"
         )

@@ -22,13 +22,13 @@ from mindrouter.gateway.dialects.translation import (
 )
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.events import Events, EventStream
-from mindrouter.gateway.exchange import EVENT_STREAM_HEAD, JSON_HEAD, Exchange
+from mindrouter.gateway.exchange import EVENT_STREAM_HEAD, JSON_HEAD, Exchange, slot
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.models import without_implied_tag
 from mindrouter.gateway.relay import BodyRelay, StreamRelay, usage_of
 from mindrouter.gateway.requests import Asked
 from scheduler.core.jobs import Job, Usage
-from scheduler.serving import Claim
+from scheduler.serving import Claim, SeenLease
 from scheduler.snapshot import Endpoint
 from scheduler.spool import Attempt
 
@@ -91,12 +91,11 @@ class FormExchange(Exchange):
             self._translated = self.form.translate(asked.fields)
         return own
 
-    async def _wait(self, claim: Claim, asked: Asked) -> None:
+    async def _wait(self, claim: Claim, asked: Asked) -> SeenLease:
         """Lines of JSON have no comments to wait with. Raises: Evicted."""
         if self.form.takes_comments:
-            await super()._wait(claim, asked)
-        elif claim.lease is None:
-            await claim.wait()
+            return await super()._wait(claim, asked)
+        return await slot(claim)
 
     async def _exchange(
         self, claim: Claim, asked: Asked, endpoint: Endpoint, attempt: Attempt
@@ -195,7 +194,7 @@ class FormExchange(Exchange):
         None is 0: clients divide by them."""
         now, lease, first = time.monotonic(), claim.lease, self.record.first_token_at
         begun = self.started if lease is None else lease.dispatched_at
-        spoke = begun if first is None else first - self.timeline.wall(0.0)
+        spoke = begun if first is None else first - self.to_wall
         return Timings(
             total_seconds=now - self.started,
             load_seconds=begun - self.started,

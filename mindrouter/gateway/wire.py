@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mindrouter.gateway.protocol import GatewayProtocol
 
 #: Body bytes held for a slow reader before reading pauses.
-HIGH_WATER_BYTES = 1 << 20
+HIGH_WATER_BYTES = 1 << 16
 Headers = Iterable[tuple[bytes, bytes]]
 _line = b": ".join
 _lines = b"\r\n".join
@@ -38,6 +38,7 @@ class Wire:
         "_reader",
         "_takes_chunks",
         "_transport",
+        "_unread",
         "disconnected",
         "head",
         "keep_alive",
@@ -57,6 +58,7 @@ class Wire:
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None  # that serves it
         self.parts: list[bytes] = []  # of the body, not read yet
+        self._unread = 0  # bytes in them
         self.more_body = True
         self.disconnected = False
         self.response_started = False
@@ -108,13 +110,10 @@ class Wire:
     def take(self, part: bytes) -> None:
         """A part of the body has come."""
         self.parts.append(part)
-        if len(part) > HIGH_WATER_BYTES or len(self.parts) > 1:
-            self._pause_if_much()
-        self.set()
-
-    def _pause_if_much(self) -> None:
-        if sum(map(len, self.parts)) > HIGH_WATER_BYTES:
+        self._unread += len(part)
+        if self._unread > HIGH_WATER_BYTES:
             self._connection.flow.pause_reading()
+        self.set()
 
     def whole_body(self) -> bytes | None:
         """The body if it is here to its end and the client, too; else None."""
@@ -126,6 +125,7 @@ class Wire:
 
     def _taken(self) -> bytes:
         parts, self.parts = self.parts, []
+        self._unread = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def receive(self) -> dict[str, Any]:
