@@ -180,6 +180,12 @@ class Connection(asyncio.Protocol):
         if response is None or incoming is None:
             self.abort()  # bytes that nobody asked for: they must not answer the next request
             return
+        if incoming.between_chunks and response.take is not None:
+            body = incoming.whole_chunks(data)
+            if body is not None:
+                self._stamp = monotonic()
+                response.arrived_whole(body)
+                return
         self._received = True
         before = response.buffered
         problem = incoming.feed(data)

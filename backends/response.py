@@ -88,13 +88,13 @@ class Response:
         "_error",
         "_loop",
         "_source",
-        "_take",
         "_waiter",
         "buffered",
         "chunks",
         "complete",
         "headers",
         "status",
+        "take",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, source: Source) -> None:
@@ -106,7 +106,8 @@ class Response:
         self._error: UpstreamError | None = None
         self._loop = loop
         self._source: Source | None = source  # None once the connection has no part in it
-        self._take: Callable[[bytes], bool] | None = None
+        #: Of a reader that waits to be given the body as it comes, when nothing is buffered.
+        self.take: Callable[[bytes], bool] | None = None
         self._waiter: asyncio.Future[bool] | None = None
 
     def header(self, name: bytes) -> bytes | None:
@@ -160,12 +161,12 @@ class Response:
             elif self.complete:
                 return True
             else:
-                self._take = take
+                self.take = take
                 try:
                     if await self._news() is False:
                         return False
                 finally:
-                    self._take = None
+                    self.take = None
 
     async def read_all(self, limit: int) -> bytes:
         """Return the rest of the body, if it has at most `limit` bytes.
@@ -228,16 +229,26 @@ class Response:
 
     def arrived(self) -> None:
         """Some of the body has come: hand it over, or let a waiting reader look."""
-        take, waiter = self._take, self._waiter
-        if take is None or waiter is None or waiter.done():
+        if self.take is None:
             self.wake()
+        else:
+            self.arrived_whole(self._emptied())
+
+    def arrived_whole(self, body: bytes) -> None:
+        """The same for what is not buffered; only while there is one to take it."""
+        take, waiter = self.take, self._waiter
+        if take is None or waiter is None or waiter.done():
+            self.chunks.append(body)  # the reader is about to go on, for another reason
+            self.buffered += len(body)
             return
         try:
-            if not take(self._emptied()):
-                self._take = None  # what comes before the reader runs again waits for it
-                waiter.set_result(False)
+            if take(body):
+                return
+            self.take = None  # what comes before the reader runs again waits for it
+            waiter.set_result(False)
         except Exception as error:
             # It is the reader's; the connection that calls here could do nothing about it.
+            self.take = None
             waiter.set_exception(error)
 
     def wake(self) -> None:

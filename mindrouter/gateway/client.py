@@ -263,9 +263,11 @@ class Client:
         await self._write(data)
         self._writing_since = None
 
-    def write_now(self, data: bytes) -> bool:
-        """A part of the body, at once. False: nothing was written; ``write`` it."""
-        return self._wire is not None and self._wire.write_now(data)
+    @property
+    def write_now(self) -> Callable[[bytes], bool]:
+        """What writes a part of the body at once. It returns False where nothing was written:
+        ``write`` it."""
+        return _cannot if self._wire is None else self._wire.write_now
 
     async def _write(self, data: bytes) -> None:
         if self._wire is not None:
@@ -300,3 +302,7 @@ class Client:
         if self._wire is not None:
             self._wire.abort()
         return self._wire is not None
+
+
+def _cannot(data: bytes) -> bool:
+    return False

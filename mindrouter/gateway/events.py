@@ -124,6 +124,7 @@ class EventStream:
         "_pending_bytes",
         "done",
         "error",
+        "estimated_tokens",
         "first_token_seen",
         "torn",
         "usage",
@@ -135,7 +136,10 @@ class EventStream:
         self.done = False  # [DONE] has come
         self.first_token_seen = False
         self.torn = False  # the last bytes given are not the end of an event
-        self._events = 0  # those with content
+        #: Output tokens where the backend does not tell: its events that carried content, which are
+        #: about one token each.
+        self.estimated_tokens = 0
+        self._events = 0  # the same, though fewer than none where several ends come first
         self._finish_seen = False
         self._hide_usage = hide_usage
         self._pending: list[bytes] = []  # an event that is not whole yet
@@ -145,7 +149,12 @@ class EventStream:
     def feed(self, data: bytes) -> bytes:
         """Bytes to pass on now: whole events only, possibly none; nothing after an error."""
         if not self._pending and data.endswith(b"\n\n"):
-            return self._look(data)
+            if not self.first_token_seen or self.error is not None or _says_more_than_content(data):
+                return self._look(data)
+            self.torn = False
+            self._events += data.count(b"\ndata:") + data.startswith(b"data:")
+            self.estimated_tokens = self._events if self._events > 0 else 1
+            return data
         recent = self._edge + data
         if not _EVENT_END.search(recent):
             return self._keep(data, recent)
@@ -178,12 +187,6 @@ class EventStream:
     def finished(self) -> bool:
         """Whether the backend said that it had finished, by a finish reason or ``[DONE]``."""
         return self.done or self._finish_seen
-
-    @property
-    def estimated_tokens(self) -> int:
-        """Output tokens where the backend does not tell: its events that carried content, which
-        are about one token each."""
-        return max(1, self._events) if self.first_token_seen else 0
 
     def _keep(self, data: bytes, recent: bytes) -> bytes:
         self._pending.append(data)
@@ -222,17 +225,20 @@ class EventStream:
     def _count(self, block: bytes, finishes: int) -> None:
         """Count the events that carry content: all from the first one on, but for those that
         only end an answer or the stream."""
+        events = 0
         if not self.first_token_seen:
             match = _CONTENT.search(block)
             if match is None:
                 return
             self.first_token_seen = True
-            self._events = 1
+            events = 1
             block = block[match.start() :]
             finishes = len(_FINISH.findall(block))
-        self._events += block.count(b"\ndata:") + block.startswith(b"data:") - finishes
+        events += block.count(b"\ndata:") + block.startswith(b"data:") - finishes
         if b"[DONE]" in block:
-            self._events -= len(_DONE.findall(block))
+            events -= len(_DONE.findall(block))
+        self._events += events
+        self.estimated_tokens = max(1, self._events)
 
     def _take_usage(self, block: bytes) -> bytes:
         kept = []
@@ -259,6 +265,17 @@ class EventStream:
                 break
             kept.append(event)
         return b"".join(kept)
+
+
+def _says_more_than_content(data: bytes) -> bool:
+    """Whether there may be anything in it but texts. vLLM says null in each event but the last: to
+    count that is cheaper than to search."""
+    return (
+        b'"usage"' in data
+        or b"error" in data
+        or b"[DONE]" in data
+        or data.count(b'"finish_reason"') != data.count(b'"finish_reason":null')
+    )
 
 
 def _last_end(data: bytes) -> int:

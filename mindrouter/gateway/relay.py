@@ -62,6 +62,7 @@ class StreamRelay:
         "_head",
         "_next_report",
         "_unsent",
+        "_write_now",
     )
 
     def __init__(
@@ -80,6 +81,7 @@ class StreamRelay:
         self._head = head
         self._events: Events = events or EventStream(hide_usage=not asked.wants_usage)
         self._next_report = 0  # tokens; at first the moment of the first one is noted, too
+        self._write_now = exchange.client.write_now
         self._unsent = b""
 
     async def run(self, response: Response) -> Failure | None:
@@ -124,11 +126,12 @@ class StreamRelay:
         events = self._events
         block = events.feed(data)
         if block:
-            self._note()
-            if not self._exchange.client.write_now(block):
+            if events.estimated_tokens >= self._next_report or events.done:
+                self._note()
+            if not self._write_now(block):
                 self._unsent = block
                 return False
-        return not events.over
+        return not (events.done or events.error is not None)
 
     def _note(self) -> None:
         """Account for what goes to the client next."""
