@@ -31,6 +31,11 @@ OURS = tuple(
 )
 DJANGOS_DATABASE = str(Path(django.__file__).parent / "db")
 REQUESTS = 50
+#: As vLLM writes it.
+WORD = (
+    b'data: {"id":"c1","object":"chat.completion.chunk","model":"m","choices":[{"index":0,'
+    b'"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
 
 
 class Costs:
@@ -137,7 +142,7 @@ async def test_a_chunk_takes_few_calls_and_one_write_and_wakes_nobody(
         before = to_client.writes
         with counting() as costs:
             for _ in range(REQUESTS):
-                await call.say("word")
+                await call.connection.chunk(WORD)
                 await seen.get()
         writes = to_client.writes - before
         await call.finish()
