@@ -341,7 +341,7 @@ async def test_aborted_uploads_leave_no_files_tasks_or_memory(
     await until(lambda: not router._state.tasks)
     gc.collect()
     assert resident() - before < 20 * MB
-    assert await asyncio.to_thread(open_files) <= files + 1
+    await until(lambda: open_files() <= files + 1, 60)  # sockets close a moment after their end
     assert len(stub.calls) == 1
     outcomes = [r.outcome for r in await router.records()]
     assert outcomes.count("cancelled") == len(outcomes) - 1
