@@ -102,6 +102,31 @@ async def test_an_alias_is_rewritten_and_a_listener_who_leaves_stops_the_backend
     assert 0 < record.completion_tokens <= 5000
 
 
+async def test_a_listener_who_takes_nothing_holds_the_backend_up(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    sent = 0
+
+    async def endless(call: Call) -> None:
+        nonlocal sent
+        await call.connection.start_chunked(200, [SOUND_HEAD])
+        while True:
+            await call.connection.chunk(bytes(100_000))
+            sent += 100_000
+
+    stub.then(endless)
+    async with await router.raw() as raw:
+        raw.writer.transport.pause_reading()
+        raw.post({"model": "m", "input": "Hello", "voice": "alloy"}, path="/v1/audio/speech")
+        before = -1
+        while sent == 0 or sent != before:  # the kernel's buffers fill, and then nothing more goes
+            before = sent
+            await asyncio.sleep(0.2)
+        assert sent < 30_000_000
+        raw.reset()
+    assert (await router.record()).outcome == "cancelled"
+
+
 async def test_half_an_answer_is_never_ended_cleanly(
     client: AsyncOpenAI, router: RunningRouter, stub: OpenAIStub
 ) -> None:
