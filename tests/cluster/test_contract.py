@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from accounts.limits import Holder
 from accounts.models import User
 from scheduler.bus.gateway import RemoteRuntime
 from scheduler.bus.leader import SchedulerProcess
@@ -17,7 +18,7 @@ from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.jobs import Job, Needs, Usage
 from scheduler.runtime import Runtime
 from scheduler.serving import Claim, Serving
-from tests.factories import make_backend, make_group, make_user
+from tests.factories import make_backend, make_group, make_quota, make_user
 from tests.running import until
 
 _numbers = count(1)
@@ -249,3 +250,35 @@ async def test_a_name_stands_for_a_model_that_can_be_served(both: Both) -> None:
     assert both.serving.resolve_alias("m") == "m"
     await until(lambda: bool(both.serving._served_models()), 60.0)
     assert both.serving._served_models() == {"m"}
+
+
+def _limit(username: str, **limits: Any) -> None:
+    make_quota(User.objects.get(username=username), **limits)
+
+
+async def test_limits_hold_and_are_told_of(both: Both) -> None:
+    limits = {"requests_per_minute": 3, "max_concurrent": 2, "token_budget": 1000}
+    await asyncio.to_thread(_with_database, _limit, "ada", **limits)
+    ada = Holder("user", both.users["ada"])
+    await until(lambda: ada in both.scheduling.snapshot.limits, 60.0)
+    with await both.submit(max_tokens=100) as first, await both.submit(max_tokens=100):
+        assert first.limited is not None
+        requests, tokens = first.limited.requests, first.limited.tokens
+        assert requests is not None
+        assert tokens is not None
+        assert (requests.limit, requests.remaining) == (3, 2)
+        assert (tokens.limit, tokens.remaining) == (1000, 800)
+        with pytest.raises(Rejected) as at_once:
+            await both.submit(max_tokens=100)
+        assert (at_once.value.reason, at_once.value.hopeless) == (
+            "concurrency_limit_exceeded", False,
+        )  # fmt: skip
+        [use] = await both.ask("limits_of", [ada])
+        assert (use.running, use.budget_reserved, use.requests_in_minute) == (2, 400, 2)
+        first.settle(USED)
+    await both.until_in_flight(0)
+    with pytest.raises(Rejected) as too_dear:
+        await both.submit(max_tokens=900)
+    assert (too_dear.value.reason, too_dear.value.hopeless) == ("quota_exceeded", True)
+    [use] = await both.ask("limits_of", [ada])
+    assert (use.running, use.budget_reserved, use.budget_used) == (0, 0, 150)

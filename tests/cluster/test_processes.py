@@ -260,3 +260,40 @@ async def test_a_leader_that_is_stopped_hands_over(site: ClusterSite) -> None:
     for gateway in site.gateways:
         assert (await gateway.chat()).status_code == 200
     assert site.leader() is not leader
+
+
+async def test_over_several_gateways_exactly_the_allowed_number_passes_also_after_a_failover(
+    site: ClusterSite, stub: OpenAIStub
+) -> None:
+    async def usage() -> dict[str, Any]:
+        told: dict[str, Any] = (await site.first.client.get("/v1/usage/me")).json()
+        return told
+
+    async def knows_a_budget() -> bool:
+        return (await usage()).get("token_budget") is not None
+
+    stub.behaviour = ordinary
+    await site.idle()
+    site.change("UPDATE groups SET token_budget = 1000000, total_requests_per_minute = 20")
+    try:
+        await until(knows_a_budget)
+        used = (await usage())["used"]
+        answers = await asyncio.gather(*(site.gateways[n % 2].chat() for n in range(200)))
+        assert sum(one.status_code == httpx.codes.OK for one in answers) == 20
+        assert sum(one.status_code == httpx.codes.TOO_MANY_REQUESTS for one in answers) == 180
+        site.change("UPDATE groups SET total_requests_per_minute = NULL")
+        await site.idle()
+        assert (await usage())["used"] == used + 20 * 10
+        await site.leader().kill()
+
+        async def answers_again() -> bool:
+            return await site.first.serves() and await knows_a_budget()
+
+        asked = len(stub.calls)
+        await until(answers_again)
+        await site.idle()
+        told = await usage()
+        assert told["used"] == used + 20 * 10 + (len(stub.calls) - asked) * 10
+        assert told["reserved"] == 0
+    finally:
+        site.change("UPDATE groups SET token_budget = NULL, total_requests_per_minute = NULL")

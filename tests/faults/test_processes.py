@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -106,6 +107,34 @@ async def test_what_a_killed_process_left_is_closed_as_aborted_at_the_next_start
         assert all(r.ended_at is not None for r in records)
         assert (await router.client.post("/v1/chat/completions", json=body())).status_code == 200
         await router.records(5)
+
+
+async def test_a_budget_is_known_after_a_kill_and_nothing_stays_reserved(
+    stub: OpenAIStub, tmp_path: Path
+) -> None:
+    async def usage() -> tuple[float | None, float, float]:
+        told = (await router.client.get("/v1/usage/me")).json()
+        return told["token_budget"], told["used"], told["reserved"]
+
+    async with router_process(tmp_path, stub.url) as router:
+        await router.client.post("/v1/chat/completions", json=body())  # 7 + 3 tokens
+        with sqlite3.connect(tmp_path / "db.sqlite3", timeout=60) as database:
+            database.execute("UPDATE groups SET token_budget = 10000, budget_period = 'month'")
+        database.close()
+        async with asyncio.timeout(60):
+            while await usage() != (10_000, 10, 0):  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.05)
+        await router.client.post("/v1/chat/completions", json=body())
+        stub.behaviour = drip(0.05, 1000)
+        client = await router.raw()
+        client.post(stream=True, max_tokens=94)
+        await stub.until_calls(3)
+        assert await usage() == (10_000, 20, 100)
+        router.send_signal(signal.SIGKILL)
+        await router.ended()
+        await until(lambda: stub.running == 0)
+        await router.start()
+        assert await usage() == (10_000, 20, 0)
 
 
 async def test_what_has_just_been_forwarded_is_on_record_if_the_process_is_killed_then(
