@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from accounts.models import Group, User
 from scheduler import services
+from scheduler.models import ClusterMinute, ShareHour, ShareMinute, UsageHour
 from scheduler.serving import LiveView
 from tests.factories import make_admin, make_backend, make_decision, make_group, make_user
 from tests.pages.live import Cluster
@@ -161,11 +164,61 @@ def test_every_page_fits_names_its_inputs_and_loads_nothing_from_elsewhere(
     tab(look)
 
 
+@pytest.fixture
+def full(people, monkeypatch) -> None:
+    """Something to see on every page: work, samples, a slow request, a change, totals."""
+    now = timezone.now()
+    ada, faculty = User.objects.get(username="ada"), Group.objects.get(name="faculty")
+    cluster = Cluster(slots=1)
+    cluster.ask(ada, 5)
+    monkeypatch.setattr(services, "live", cluster.view)
+    faculty.scheduler_weight = 5
+    faculty.save()
+    for minute in (1, 2, 3):
+        at = now - timedelta(minutes=minute)
+        ShareMinute.objects.create(
+            at=at, group="faculty", entitled=0.75, received=0.5, queued=3, running=1
+        )
+        ClusterMinute.objects.create(
+            at=at, gap=5, gap_bound=9, queued=3, running=1, tokens_per_second=8
+        )
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    ShareHour.objects.create(hour=hour, group="faculty", entitled=9, nominal=5)
+    UsageHour.objects.create(
+        hour=hour, group="faculty", user_id=ada.pk, requests=4, charged_tokens=99, slow_cold_load=2
+    )
+    make_decision(
+        "req-2",
+        queued_at=now - timedelta(seconds=60),
+        dispatched_at=now - timedelta(seconds=40),
+        first_byte_at=now - timedelta(seconds=30),
+        first_token_at=now - timedelta(seconds=29),
+        ended_at=now,
+        wait_reason="others_ahead",
+        selected_backend="gpu-1",
+        selected_backend_id=1,
+        candidate_backends=[1, 2],
+        backend_names={"1": "gpu-1", "2": "gpu-2", "3": "gpu-3"},
+        scores={"1": 130.0, "2": 90.0},
+        score_parts={"1": {"model_loaded": 100.0}, "2": {"model_loaded": 50.0}},
+        constraints={"3": {"capacity": "4 + 0 of 4 slots in use"}},
+        served_ahead={"student": [3, 700.0]},
+        user_deficit=-50.0,
+        user_weight=3.0,
+        burst_credits=5.0,
+        deprioritization_factor=0.5,
+        wait_bonus=20.0,
+        priority=-10.0,
+        selection_reason="score",
+        arrived_at=now - timedelta(seconds=60),
+    )
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_wrong_with_the_own_pages(open_signed_in, axe, scheme):
+def test_axe_finds_nothing_wrong_with_the_own_pages(open_signed_in, full, axe, scheme):
     def look(page: Page) -> list[str]:
         complaints = []
-        for address in OWN_PAGES:
+        for address in [*OWN_PAGES, "/admin/decisions/req-2/", "/admin/nothing-is-here/"]:
             page.goto(address)
             complaints += axe(page)
         return complaints
