@@ -324,6 +324,8 @@ class Runtime(Serving):
             gap=gap,
             gap_bound=bound,
             configuration_version=self.snapshot.version,
+            limits_refused=dict(self.admission.ledger.refused),
+            limits_shadowed=dict(self.admission.ledger.shadowed),
         )
         return self._view
 

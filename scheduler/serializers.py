@@ -203,6 +203,15 @@ class BackendStatsSerializer(serializers.Serializer[Any]):
     observed_age_seconds = NumberField(allow_null=True)
 
 
+class LimitStatsSerializer(serializers.Serializer[Any]):
+    """Requests by limit, since the scheduler began."""
+
+    refused = serializers.DictField(child=serializers.IntegerField())
+    shadowed = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Admitted, as the limit is in shadow."
+    )
+
+
 class StatsSerializer(serializers.Serializer[Any]):
     """The running scheduler's figures, at most 1 s old."""
 
@@ -211,6 +220,7 @@ class StatsSerializer(serializers.Serializer[Any]):
     queue = QueueStatsSerializer()
     fair_share = FairShareStatsSerializer()
     backends = BackendStatsSerializer(many=True)
+    limits = LimitStatsSerializer()
 
     def to_representation(self, instance: LiveView) -> dict[str, Any]:
         return super().to_representation(_stats(instance))
@@ -223,6 +233,7 @@ def _stats(view: LiveView) -> dict[str, Any]:
     return {
         "taken_at": view.taken_at,
         "configuration_version": view.configuration_version,
+        "limits": {"refused": view.limits_refused, "shadowed": view.limits_shadowed},
         "queue": {
             "total": stats.queue_total,
             "by_user": stats.queue_by_user,

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -69,6 +69,9 @@ class LiveView:
     gap: float  # tokens per unit of weight
     gap_bound: float
     configuration_version: int
+    #: {limit: requests} since the scheduler began: refused for it, and admitted since in shadow.
+    limits_refused: dict[str, int] = field(default_factory=dict)
+    limits_shadowed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,3 +280,41 @@ async def test_a_key_for_one_model_and_one_api_gets_nothing_else(
     for path in ("/api/chat", "/anthropic/v1/messages"):
         document = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
         assert (await router.client.post(path, json=document, headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize("holder", ["key", "model"])
+async def test_the_queue_bound_of_a_key_or_a_model_counts_what_waits(
+    router: RunningRouter, stub: OpenAIStub, holder: str
+) -> None:
+    if holder == "key":
+        await router.change(ApiKey.objects.update, max_queued=2)
+    else:
+        await router.change(ModelLimits.objects.create, model_name="m", max_queued=2)
+    release = asyncio.Event()
+    stub.behaviour = held(release)
+    tasks = [asyncio.create_task(router.chat()) for _ in range(6)]  # four run
+    await router.until_waiting(2, within=60)
+    full = await router.chat()
+    assert (full.status_code, error_of(full)["code"]) == (429, "queue_full")
+    assert "max_queued is 2" in error_of(full)["message"]
+    release.set()
+    assert {one.status_code for one in await asyncio.gather(*tasks)} == {200}
+    assert [(await router.chat()).status_code for _ in range(3)] == [200] * 3
+
+
+@pytest.mark.parametrize("holder", ["key", "model"])
+async def test_the_longest_wait_of_a_key_or_a_model_ends_a_wait(
+    router: RunningRouter, stub: OpenAIStub, holder: str
+) -> None:
+    if holder == "key":
+        await router.change(ApiKey.objects.update, max_wait=0.05)
+    else:
+        await router.change(ModelLimits.objects.create, model_name="m", max_wait=0.05)
+    release = asyncio.Event()
+    stub.behaviour = held(release)
+    tasks = [asyncio.create_task(router.chat()) for _ in range(4)]
+    await stub.until_calls(4)
+    late = await router.chat()
+    assert (late.status_code, error_of(late)["code"]) == (503, "queue_timeout")
+    release.set()
+    assert {one.status_code for one in await asyncio.gather(*tasks)} == {200}

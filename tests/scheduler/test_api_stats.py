@@ -44,6 +44,7 @@ def live_view(*shares: ShareView) -> LiveView:
     return LiveView(
         taken_at=1_780_000_000.25,
         configuration_version=12,
+        limits_refused={"token_budget": 3},
         gap=0.0,
         gap_bound=0.0,
         shares=list(shares),
@@ -95,6 +96,7 @@ def test_the_figures_have_the_documented_keys_and_types(
     assert json.loads(answer.content) == {
         "taken_at": 1_780_000_000.25,
         "configuration_version": 12,
+        "limits": {"refused": {"token_budget": 3}, "shadowed": {}},
         "queue": {
             "total": 5,
             "by_user": {"1": 3, "2": 2},
