@@ -107,6 +107,9 @@ class BoostForm(forms.ModelForm[Boost]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        for name in ("starts_at", "ends_at"):
+            if name in self.fields:  # absent for those who only read
+                self.fields[name].help_text = f"In the zone {timezone.get_current_timezone_name()}."
         if self.instance.user is not None:
             self.initial.setdefault("username", self.instance.user.username)
 

@@ -50,6 +50,11 @@ def test_a_boost_made_in_the_admin_shows_on_the_groups_page(root, physics):
     assert "class project" in root.get("/admin/history/").content.decode()
 
 
+def test_the_form_says_in_which_zone_times_are(root):
+    root.cookies["mindrouter-zone"] = "Asia/Tokyo"
+    assert "In the zone Asia/Tokyo." in root.get("/admin/accounts/boost/add/").content.decode()
+
+
 def test_a_boost_of_a_user_is_made_by_the_users_name_and_edited(root, physics):
     make_user("ada", group=physics)
     root.post("/admin/accounts/boost/add/", form(username="ada"))
