@@ -132,6 +132,7 @@ class BackendAdmin(LifeActions, SecretAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         _warn_when_polls_have_stopped(request)
+        _warn_when_all_are_paused(request)
         may = {"may_change": self.has_change_permission(request)}
         response: HttpResponse = super().changelist_view(request, may | (extra_context or {}))
         return response
@@ -295,3 +296,11 @@ def _warn_when_polls_have_stopped(request: HttpRequest) -> None:
             f"The last poll of any backend was {age(last)}: the worker seems not to run. "
             "What is shown here is old; requests go on without it.",
         )
+
+
+def _warn_when_all_are_paused(request: HttpRequest) -> None:
+    """Whatever each one's state: a backend that is down shows that, and not that it is paused."""
+    enabled = Backend.objects.filter(enabled=True)
+    told = enabled.aggregate(all=Count("pk"), paused=Count("pk", filter=Q(paused=True)))
+    if told["all"] and told["all"] == told["paused"]:
+        messages.warning(request, "All backends are paused: requests wait until one is resumed.")
