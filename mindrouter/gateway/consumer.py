@@ -341,7 +341,11 @@ async def _models(client: Client, path: str) -> None:
 
 async def _visible(client: Client) -> dict[str, ModelSpec]:
     runtime = await running_runtime()
-    return models.visible_models(runtime, authenticate(runtime, client).user_id)
+    key = authenticate(runtime, client)
+    known, allowed = models.visible_models(runtime, key.user_id), key.allowed_models
+    if allowed is None:
+        return known
+    return {name: spec for name, spec in known.items() if name in allowed}
 
 
 async def _tags(client: Client) -> None:

@@ -277,6 +277,8 @@ async def test_a_key_for_one_model_and_one_api_gets_nothing_else(
     assert (await router.chat(key=key)).status_code == 200
     assert (await router.chat(key=key, model="other")).status_code == 403
     headers = {"Authorization": f"Bearer {key}"}
+    listed = (await router.client.get("/v1/models", headers=headers)).json()["data"]
+    assert [one["id"] for one in listed] == ["m"]
     for path in ("/api/chat", "/anthropic/v1/messages"):
         document = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
         assert (await router.client.post(path, json=document, headers=headers)).status_code == 403
