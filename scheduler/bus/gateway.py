@@ -59,6 +59,7 @@ from scheduler.bus.messages import (
     encode,
     read,
 )
+from scheduler.bus.wire import Command, Line
 from scheduler.core.errors import Evicted, Rejected, SchedulerError
 from scheduler.core.jobs import Job, Usage
 from scheduler.core.tickets import Decision, Settlement, TicketState, WaitReason
@@ -209,8 +210,8 @@ class RemoteRuntime(Serving):
         super().__init__()
         self.name = secrets.token_hex(6)
         self._out = redis.OUT + self.name
-        self._writer = redis.connect(settings.REDIS_URL)
-        self._reader = redis.connect(settings.REDIS_URL)
+        self._writer = Line(settings.REDIS_URL)
+        self._reader = Line(settings.REDIS_URL)
         self._positions: dict[str, bytes] = {}
         self._numbers = itertools.count(1)
         self._claims: dict[int, RemoteClaim] = {}
@@ -248,15 +249,14 @@ class RemoteRuntime(Serving):
         """Tell the scheduler what is left to tell, and that this is the end."""
         if self._lazy is not None:
             self._lazy.cancel()
-        await redis.close(self._writer)  # a command may have been cut off
-        self._writer = redis.connect(settings.REDIS_URL)
         with contextlib.suppress(*redis.ERRORS):
             self._outbox.append(Bye())
             await self._send_once()
-            await self._writer.delete(redis.GATEWAY + self.name)
-            await self._writer.srem(redis.GATEWAYS, self.name)
-        for client in (self._writer, self._reader):
-            await redis.close(client)
+            await self._writer.execute(
+                ("DEL", redis.GATEWAY + self.name), ("SREM", redis.GATEWAYS, self.name)
+            )
+        self._writer.close()
+        self._reader.close()
 
     @property
     def in_touch(self) -> bool:
@@ -355,19 +355,19 @@ class RemoteRuntime(Serving):
                 self._wanted.set()
 
     async def _send_once(self) -> None:
-        batch = self._batch() if self._epoch else None
-        if not self._beat_due:
-            if batch is not None:
-                await redis.execute(self._writer, *redis.adding(redis.IN, batch, redis.IN_ENTRIES))
-            return
-        self._beat_due = False
-        pipeline = self._writer.pipeline(transaction=False)
-        pipeline.set(redis.GATEWAY + self.name, b"", px=round(redis.GATEWAY_SECONDS * 1000))
-        pipeline.sadd(redis.GATEWAYS, self.name)
-        pipeline.expire(self._out, redis.OUT_EXPIRES_SECONDS)
-        if batch is not None:
-            pipeline.execute_command(*redis.adding(redis.IN, batch, redis.IN_ENTRIES))
-        await pipeline.execute()
+        commands: list[Command] = []
+        if self._beat_due:
+            self._beat_due = False
+            milliseconds = round(redis.GATEWAY_SECONDS * 1000)
+            commands += [
+                ("SET", redis.GATEWAY + self.name, b"", "PX", milliseconds),
+                ("SADD", redis.GATEWAYS, self.name),
+                ("EXPIRE", self._out, redis.OUT_EXPIRES_SECONDS),
+            ]
+        if self._epoch:
+            commands.append(redis.adding(redis.IN, self._batch(), redis.IN_ENTRIES))
+        if commands:
+            await self._writer.execute(*commands)
 
     def _batch(self) -> bytes:
         if not self._registered:
@@ -430,17 +430,17 @@ class RemoteRuntime(Serving):
                 self._lose(error)
                 await asyncio.sleep(redis.PAUSE_SECONDS)
                 continue
-            for _, fields in found.get(redis.ALL, ()):
-                self._hear(fields[b"b"])
-            for _, fields in found.get(self._out, ()):
-                self._take(fields[b"b"])
+            for _, data in found.get(redis.ALL, ()):
+                self._hear(data)
+            for _, data in found.get(self._out, ()):
+                self._take(data)
 
     async def _find_scheduler(self) -> None:
         """Begin with the last beat, whoever's it is."""
-        position, fields = await redis.last_entry(self._reader, redis.ALL)
+        position, data = await redis.last_entry(self._reader, redis.ALL)
         own, _ = await redis.last_entry(self._reader, self._out)
         self._positions = {redis.ALL: position, self._out: own}
-        if fields and (batch := read(decode_broadcast, fields[b"b"])) is not None:
+        if data and (batch := read(decode_broadcast, data)) is not None:
             self._follow(batch.beat)
 
     def _hear(self, data: bytes) -> None:

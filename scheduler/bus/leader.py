@@ -48,6 +48,7 @@ from scheduler.bus.messages import (
     read,
 )
 from scheduler.bus.peers import Held, Peer
+from scheduler.bus.wire import Line
 from scheduler.core.errors import SchedulerError
 from scheduler.core.jobs import Usage
 from scheduler.core.scheduler import Scheduler
@@ -118,12 +119,13 @@ class SchedulerProcess(Runtime):
 
     def _connect(self) -> None:
         self._control = redis.connect(settings.REDIS_URL)
-        self._reader = redis.connect(settings.REDIS_URL)
-        self._writer = redis.connect(settings.REDIS_URL)
+        self._reader = Line(settings.REDIS_URL)
+        self._writer = Line(settings.REDIS_URL)
 
     async def _disconnect(self) -> None:
-        for client in (self._control, self._reader, self._writer):
-            await redis.close(client)
+        self._reader.close()
+        self._writer.close()
+        await redis.close(self._control)
 
     async def _connect_again(self) -> None:
         await self._disconnect()
@@ -294,7 +296,7 @@ class SchedulerProcess(Runtime):
         gathering = bool(self._expected)
         beat = Beat(self.epoch, gathering, self._backends(), self._saved)
         data = encode(Broadcast(VERSION, beat))
-        await redis.execute(self._writer, *redis.adding(redis.ALL, data, redis.ALL_ENTRIES))
+        await self._writer.execute(redis.adding(redis.ALL, data, redis.ALL_ENTRIES))
 
     # ---- out
 
@@ -308,13 +310,15 @@ class SchedulerProcess(Runtime):
             self._wanted.clear()
             self._acts()
             peers, self._talkative = self._talkative, []
-            pipeline = self._writer.pipeline(transaction=False)
-            for peer in peers:
-                batch = peer.batch(self.epoch)
-                pipeline.execute_command(
-                    *redis.adding(redis.OUT + peer.name, batch, redis.OUT_ENTRIES)
+            if peers:
+                await self._writer.execute(
+                    *(
+                        redis.adding(
+                            redis.OUT + peer.name, peer.batch(self.epoch), redis.OUT_ENTRIES
+                        )
+                        for peer in peers
+                    )
                 )
-            await pipeline.execute()
 
     # ---- in
 
@@ -322,8 +326,8 @@ class SchedulerProcess(Runtime):
         while True:
             found = await redis.read(self._reader, self._position)
             self._read_at = time.monotonic()
-            for _, fields in found.get(redis.IN, ()):
-                batch = read(decode_inward, fields[b"b"])
+            for _, data in found.get(redis.IN, ()):
+                batch = read(decode_inward, data)
                 if batch is not None and batch.epoch == self.epoch:
                     await self._take(batch)
 

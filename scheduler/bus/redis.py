@@ -14,12 +14,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
+import hiredis
 import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+
+from scheduler.bus.wire import SILENT_SECONDS, Command, Line
 
 LEADER = "mindrouter:leader"
 EPOCH = "mindrouter:epoch"
@@ -31,11 +33,10 @@ GATEWAY = "mindrouter:gateway:"
 SHARES = "mindrouter:shares"
 
 #: What a broken, frozen or confused Redis raises.
-ERRORS = (redis.exceptions.RedisError, OSError, TimeoutError)
+ERRORS = (redis.exceptions.RedisError, hiredis.HiredisError, OSError, TimeoutError)
 
 BEAT_SECONDS = 0.5
 BLOCK_MS = 500
-SOCKET_SECONDS = 1.5  # must exceed the time that a read blocks
 PAUSE_SECONDS = 0.1  # after an error
 COUNT = 2000  # entries of one read
 #: Batches kept; whoever falls further behind registers again.
@@ -46,7 +47,7 @@ ALL_ENTRIES = 100
 GATEWAY_SECONDS = 4.0
 OUT_EXPIRES_SECONDS = 60
 
-Entries = list[tuple[bytes, dict[bytes, bytes]]]
+Entries = list[tuple[bytes, bytes]]  # id, batch
 
 
 def connect(url: str) -> Redis:
@@ -54,30 +55,29 @@ def connect(url: str) -> Redis:
     return Redis.from_url(
         url,
         single_connection_client=True,
-        socket_timeout=SOCKET_SECONDS,
+        socket_timeout=SILENT_SECONDS,
         socket_connect_timeout=1.0,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
     )
 
 
-async def read(client: Redis, positions: dict[str, bytes]) -> dict[str, Entries]:
+async def read(line: Line, positions: dict[str, bytes]) -> dict[str, Entries]:
     """Wait for entries after the positions, and move these. Raises: one of ``ERRORS``."""
-    wanted: Any = dict(positions)
-    reply: Any = await client.xread(wanted, count=COUNT, block=BLOCK_MS)
+    options = ("COUNT", COUNT, "BLOCK", BLOCK_MS, "STREAMS")
+    reply = await line.execute(("XREAD", *options, *positions, *positions.values()))
     found: dict[str, Entries] = {}
     for name, entries in reply or ():
-        if entries:
-            key = name.decode()
-            found[key] = entries
-            positions[key] = entries[-1][0]
+        key = name.decode()
+        found[key] = [(position, fields[1]) for position, fields in entries]
+        positions[key] = entries[-1][0]
     return found
 
 
-async def last_entry(client: Redis, stream: str) -> tuple[bytes, dict[bytes, bytes]]:
-    """The newest entry of a stream; ``(b"0-0", {})`` where there is none."""
-    entries: Any = await client.xrevrange(stream, count=1)
-    return entries[0] if entries else (b"0-0", {})
+async def last_entry(line: Line, stream: str) -> tuple[bytes, bytes]:
+    """The newest entry of a stream; ``(b"0-0", b"")`` where there is none."""
+    entries = await line.execute(("XREVRANGE", stream, "+", "-", "COUNT", 1))
+    return (entries[0][0], entries[0][1][1]) if entries else (b"0-0", b"")
 
 
 async def close(client: Redis) -> None:
@@ -85,11 +85,6 @@ async def close(client: Redis) -> None:
         await client.aclose()
 
 
-def adding(stream: str, data: bytes, limit: int) -> tuple[str | int | bytes, ...]:
+def adding(stream: str, data: bytes, limit: int) -> Command:
     """The command that adds a batch to a stream of about ``limit`` entries."""
     return "XADD", stream, "MAXLEN", "~", limit, "*", b"b", data
-
-
-async def execute(client: Redis, *command: str | int | bytes) -> Any:
-    """Run a command as it is. Raises: one of ``ERRORS``."""
-    return await client.execute_command(*command)  # type: ignore[no-untyped-call]

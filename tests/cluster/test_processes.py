@@ -20,7 +20,11 @@ from tests.stubs.openai_stub import Behaviour, Call, OpenAIStub, either, ordinar
 from tests.stubs.scripted import ClientGone
 
 # The database is made only where a test says that it needs it.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.django_db]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.django_db,
+    pytest.mark.timeout(300),  # the first one starts seven processes
+]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

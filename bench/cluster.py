@@ -1,0 +1,525 @@
+"""Two gateways and one scheduler over Redis: shares, what the bus costs, and what kills do.
+
+    .venv/bin/python bench/cluster.py [--seconds 8] [--rate 100] [--streams 100] [--only NAME …]
+
+Real processes on loopback: redis-server, two schedulers of which one stands by, two gateways, a
+gateway that schedules by itself for comparison, and a stub backend that counts what runs on it.
+CPU is that of a process, user and system, by the kernel's own count; it is the sound figure on a
+machine that does other things as well. Nothing is pinned: with two cores and six processes the
+rates say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from gateway import ANSWER as PLAIN
+from gateway import KEY as BENCH_KEY
+from gateway import ROOT, free_port, load, wait_for
+
+SLOTS = 8
+WEIGHTS = {"third": 3, "second": 2, "first": 1}
+KEYS = {name: "mr-" + f"{number:064x}" for number, name in enumerate(WEIGHTS, start=1)}
+OUTPUT = {"third": 400, "second": 100, "first": 200}  # tokens of an answer
+SETUP = """
+groups: [{groups}]
+users: [{users}, {{username: bench, group: first}}, {{username: root, is_staff: true}}]
+api_keys: [{keys}, {{user: bench, name: b, key: "{bench}"}}, {{user: root, name: r, key: "{root}"}}]
+backends:
+  - {{name: counted, base_url: "http://127.0.0.1:{stub}", max_concurrent: {slots}, max_queue: 5000,
+      models: [{{name: counted}}]}}
+  - {{name: roomy, base_url: "http://127.0.0.1:{stub}", max_concurrent: 5000, max_queue: 5000,
+      models: [{{name: bench-model}}]}}
+"""
+ROOT_KEY = "mr-" + "f" * 64
+ANSWER = b'{"choices":[{"index":0,"finish_reason":"stop","message":{"content":"Hi"}}],"usage":%b}'
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"word "},"finish_reason":null}]}\n\n'
+LAST = (
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    b'data: {"choices":[],"usage":%b}\n\ndata: [DONE]\n\n'
+)
+
+
+# ---- the backend
+
+
+@dataclass
+class Stub:
+    """Answers after 30 ms, streams until told to end, and counts."""
+
+    port: int = 0
+    running: Counter[str] = field(default_factory=Counter)  # by model
+    most: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0  # of all answers that ended
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self) -> None:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096)
+        self.port = server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                body = json.loads(await reader.readexactly(int(size or 0)) or b"{}")
+                if not head.startswith(b"POST"):
+                    writer.write(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                model = body["model"]
+                self.running[model] += 1
+                self.most[model] = max(self.most[model], self.running[model])
+                try:
+                    await self._answer(writer, body)
+                finally:
+                    self.running[model] -= 1
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        if body.get("stream"):
+            await self._stream(writer)
+            return
+        if body["model"] == "counted":
+            await asyncio.sleep(0.03)
+            data = ANSWER % self._used(10, body["max_tokens"])
+        else:
+            self._used(9, 9)
+            data = PLAIN
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(data), data)
+        )
+
+    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        said = 0
+        while not self.over.is_set() and not writer.is_closing():
+            writer.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+            said += 1
+            await asyncio.sleep(0.1)
+        last = LAST % self._used(10, said)
+        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
+
+    def _used(self, prompt: int, output: int) -> bytes:
+        self.tokens += prompt + output
+        return json.dumps({"prompt_tokens": prompt, "completion_tokens": output}).encode()
+
+
+# ---- the clients
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int  # 0: the connection broke
+    text: bytes
+    seconds: float
+    at: float
+
+
+async def ask(port: int, key: str, path: str = "/v1/chat/completions", **body: Any) -> Answer:
+    """One request on a connection of its own."""
+    began = time.monotonic()
+    data = json.dumps({"messages": [{"role": "user", "content": "Hello"}], **body}).encode()
+    method = "POST" if body else "GET"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n"
+        f"connection: close\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(data) if body else 0}\r\n\r\n"
+    )
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode() + (data if body else b""))
+        text = await reader.read()
+        writer.close()
+    except OSError:
+        text = b""
+    status = int(text[9:12]) if text[:9] == b"HTTP/1.1 " else 0
+    now = time.monotonic()
+    return Answer(status, text, now - began, now)
+
+
+def document(answer: Answer) -> Any:
+    """The JSON of an answer, whichever way it was framed."""
+    body = answer.text.partition(b"\r\n\r\n")[2]
+    return json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])
+
+
+# ---- the processes
+
+
+class Process:
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
+        self.name, self._command, self._env, self._log = name, command, env, log
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            env = {**os.environ, **self._env}
+            return subprocess.Popen(self._command, cwd=ROOT, env=env, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        self.process = self._start()
+
+    def cpu_seconds(self) -> float:
+        stats = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9
+
+    def last_epoch(self) -> int:
+        """The epoch in which it last led; 0: never."""
+        _, _, last = self._log.read_text().rpartition("Leading in epoch ")
+        return int(last.split()[0]) if last[:1].isdigit() else 0
+
+
+@dataclass
+class Site:
+    stub: Stub
+    redis: Process
+    schedulers: list[Process]
+    gateways: list[Process]
+    ports: list[int]
+    alone: Process  # a gateway that schedules by itself
+    alone_port: int
+    environment: dict[str, str]
+
+    def leader(self) -> Process:
+        """That of the two which has led last."""
+        return max(self.schedulers, key=Process.last_epoch)
+
+    async def stats(self) -> Any:
+        answer = await ask(self.ports[0], ROOT_KEY, "/api/admin/scheduler/stats")
+        return document(answer) if answer.status == 200 else None
+
+    async def idle(self) -> dict[str, float]:
+        """Wait until nothing runs or waits: {user: charged tokens in the window}."""
+        while True:
+            stats = await self.stats()
+            if stats and not any(b["in_flight"] for b in stats["backends"]):
+                users = stats["fair_share"]["user_stats"]
+                return {user["username"]: user["recent_tokens"] for user in users}
+            await asyncio.sleep(0.1)
+
+
+@contextmanager
+def site(folder: Path, stub: Stub) -> Iterator[Site]:
+    redis_port = free_port()
+    with ExitStack() as started:
+
+        def process(name: str, command: list[str], env: dict[str, str]) -> Process:
+            one = Process(name, command, env, folder / f"{name}.log")
+            started.callback(one.kill)
+            return one
+
+        redis = process(
+            "redis",
+            ["redis-server", "--port", str(redis_port), "--save", "", "--dir", str(folder)],
+            {},
+        )
+        shared = _prepared(folder / "shared", stub.port) | {
+            "REDIS_URL": f"redis://127.0.0.1:{redis_port}/0"
+        }
+        manage = [sys.executable, "manage.py"]
+        schedulers = [process(f"scheduler{n}", [*manage, "runscheduler"], shared) for n in range(2)]
+        ports = [free_port(), free_port()]
+        gateways = [
+            process(f"gateway{port}", [*manage, "rungateway", "--port", str(port)], shared)
+            for port in ports
+        ]
+        port, own = free_port(), _prepared(folder / "own", stub.port)
+        alone = process("alone", [*manage, "rungateway", "--port", str(port)], own)
+        for one in (*ports, port):
+            wait_for(one)
+        yield Site(stub, redis, schedulers, gateways, ports, alone, port, shared)
+
+
+def _prepared(folder: Path, stub: int) -> dict[str, str]:
+    """A data folder with the bench's users and backends; the environment to use it."""
+    folder.mkdir()
+    env = {"MINDROUTER_DATA": str(folder), "DATABASE_URL": f"sqlite:///{folder}/db.sqlite3"}
+    setup = folder / "setup.yaml"
+    setup.write_text(
+        SETUP.format(
+            groups=", ".join(f"{{name: {n}, scheduler_weight: {w}}}" for n, w in WEIGHTS.items()),
+            users=", ".join(f"{{username: {name}, group: {name}}}" for name in WEIGHTS),
+            keys=", ".join(f'{{user: {n}, name: k, key: "{key}"}}' for n, key in KEYS.items()),
+            bench=BENCH_KEY,
+            root=ROOT_KEY,
+            stub=stub,
+            slots=SLOTS,
+        )
+    )
+    for command in (["migrate", "-v0"], ["apply", str(setup)]):
+        subprocess.run(
+            [sys.executable, "manage.py", *command],
+            cwd=ROOT,
+            env={**os.environ, **env},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    return env
+
+
+# ---- what is measured
+
+
+async def fairness(site: Site, options: argparse.Namespace) -> None:
+    """Three users with weights 3:2:1 and answers of different lengths, all on both gateways."""
+    until = time.monotonic() + options.seconds
+    tokens: Counter[str] = Counter()
+
+    async def keep_asking(name: str, port: int) -> None:
+        while time.monotonic() < until:
+            answer = await ask(port, KEYS[name], model="counted", max_tokens=OUTPUT[name])
+            if answer.status == 200 and time.monotonic() < until:
+                tokens[name] += 10 + OUTPUT[name]
+
+    site.stub.most.clear()
+    await asyncio.gather(
+        *(keep_asking(name, port) for name in WEIGHTS for port in site.ports for _ in range(12))
+    )
+    total = sum(tokens.values())
+    shares = ", ".join(f"{name} {100 * tokens[name] / total:.1f} %" for name in WEIGHTS)
+    print(f"Shares over two gateways (entitled: 50.0, 33.3, 16.7 %): {shares}")
+    print(f"  {total} tokens; at most {site.stub.most['counted']} of {SLOTS} slots in use at once")
+
+
+async def bus(site: Site, options: argparse.Namespace) -> None:
+    """What a request costs more through Redis than in process."""
+    figures: dict[str, list[float]] = {"in process": [], "over the bus": [], "scheduler": []}
+    pairs = (("in process", site.alone, site.alone_port),
+             ("over the bus", site.gateways[0], site.ports[0]))  # fmt: skip
+    for _, _, port in pairs:
+        await load(port, 16, 0.5, stream=False)
+    for _ in range(3):
+        for name, process, port in pairs:
+            leader = site.leader()
+            before, leading = process.cpu_seconds(), leader.cpu_seconds()
+            count = await load(port, 16, options.seconds / 3, stream=False)
+            figures[name].append((process.cpu_seconds() - before) * 1e6 / count)
+            if name != "in process":
+                figures["scheduler"].append((leader.cpu_seconds() - leading) * 1e6 / count)
+    middle = {name: statistics.median(values) for name, values in figures.items()}
+    added = middle["over the bus"] - middle["in process"]
+    print("CPU per request at 16 busy connections, µs")
+    print(f"  gateway that schedules by itself {middle['in process']:8.1f}")
+    print(f"  gateway over the bus             {middle['over the bus']:8.1f}  (+{added:.1f})")
+    print(f"  scheduler                        {middle['scheduler']:8.1f}")
+
+
+async def latency(site: Site, options: argparse.Namespace) -> None:
+    """From asking for a lease to having it, one after the other, beside the same in process."""
+    from scheduler.bus.gateway import RemoteRuntime
+    from scheduler.core.jobs import Job, Usage
+    from scheduler.runtime import Runtime
+    from scheduler.serving import Serving
+
+    used = Usage(prompt_tokens=10, completion_tokens=10)
+
+    async def one(serving: Serving, number: int) -> float:
+        user_id = next(iter(serving.snapshot.users))
+        job = Job(
+            request_id=f"{number:032x}", user_id=user_id, unit=user_id, model_name="bench-model"
+        )
+        began = time.perf_counter()
+        with await serving.submit(job) as claim:
+            waited = time.perf_counter() - began
+            claim.settle(used)
+        return waited
+
+    async def many(serving: Serving, numbers: range) -> None:
+        for number in numbers:
+            await one(serving, number)
+
+    medians = {}
+    for kind in (Runtime, RemoteRuntime):
+        serving = await kind.start()
+        while not getattr(serving, "in_touch", True):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        waits = [await one(serving, number) for number in range(1000)]
+        medians[kind] = statistics.median(waits)
+        if kind is RemoteRuntime:
+            await _how_many_leases(site, serving, many)
+        await serving.stop()
+    added = (medians[RemoteRuntime] - medians[Runtime]) * 1000
+    print(f"A lease through Redis comes {added:.2f} ms later at the median (1,000, one by one)")
+
+
+async def _how_many_leases(
+    site: Site, serving: Any, many: Callable[[Any, range], Awaitable[None]]
+) -> None:
+    leader, began = site.leader(), time.monotonic()
+    before, count = leader.cpu_seconds(), 20_000
+    each = count // 200
+    await asyncio.gather(
+        *(many(serving, range(10**6 + n * each, 10**6 + (n + 1) * each)) for n in range(200))
+    )
+    cpu, seconds = leader.cpu_seconds() - before, time.monotonic() - began
+    print(
+        f"The scheduler takes {cpu / count * 1e6:.1f} µs of CPU per lease: {count / cpu:,.0f} "
+        f"leases a second on a core of its own; {count / seconds:,.0f} seen beside its client"
+    )
+
+
+async def kills(site: Site, options: argparse.Namespace) -> None:
+    """Streams and a steady rate of requests, while the leader is killed."""
+    await site.idle()
+    before, tokens = sum((await site.idle()).values()), site.stub.tokens
+    site.stub.over.clear()
+    streams = [
+        asyncio.create_task(ask(site.ports[n % 2], BENCH_KEY, model="bench-model", stream=True))
+        for n in range(options.streams)
+    ]
+    await asyncio.sleep(2.0)
+    answers: list[asyncio.Task[Answer]] = []
+    leader, killed_at = site.leader(), 0.0
+    for n in range(round(options.rate * 8)):
+        if n == options.rate * 2:
+            killed_at = time.monotonic()
+            leader.kill()
+        port = site.ports[n % 2]
+        answers.append(asyncio.create_task(ask(port, BENCH_KEY, model="bench-model", max_tokens=9)))
+        await asyncio.sleep(1 / options.rate)
+    done = await asyncio.gather(*answers)
+    site.stub.over.set()
+    ended = await asyncio.gather(*streams)
+    after = [one.at for one in done if one.at > killed_at]
+    moments = sorted([killed_at, *after])
+    gap = max(b - a for a, b in itertools.pairwise(moments))
+    charged = sum((await site.idle()).values()) - before
+    failed = sum(one.status != 200 for one in done)
+    cut = sum(b"[DONE]" not in one.text for one in ended)
+    print(
+        f"Leader killed with {options.streams} open streams and {options.rate} requests a second:"
+    )
+    print(f"  {failed} of {len(done)} requests failed, {cut} of {len(ended)} streams were cut")
+    print(f"  longest time without an answer {gap:.2f} s, slowest answer "
+          f"{max(one.seconds for one in done):.2f} s")  # fmt: skip
+    print(f"  charged {charged:.0f} tokens, {site.stub.tokens - tokens} were used; nothing is held")
+    leader.restart()
+
+
+async def redis_restart(site: Site, options: argparse.Namespace) -> None:
+    """Redis is killed and, after three seconds, started again with nothing in it."""
+    site.stub.over.clear()
+    streams = [
+        asyncio.create_task(ask(site.ports[n % 2], BENCH_KEY, model="bench-model", stream=True))
+        for n in range(options.streams)
+    ]
+    await asyncio.sleep(2.0)
+    site.redis.kill()
+    killed_at = time.monotonic()
+    started_at = 0.0
+    answers: list[asyncio.Task[Answer]] = []
+    while time.monotonic() < killed_at + 10.0:
+        if not started_at and time.monotonic() > killed_at + 3.0:
+            site.redis.restart()
+            started_at = time.monotonic()
+        port = random.choice(site.ports)
+        answers.append(asyncio.create_task(ask(port, BENCH_KEY, model="bench-model", max_tokens=9)))
+        await asyncio.sleep(0.05)
+    done = await asyncio.gather(*answers)
+    site.stub.over.set()
+    ended = await asyncio.gather(*streams)
+    statuses = Counter(one.status for one in done)
+    failed = [one.at for one in done if one.status != 200]
+    await site.idle()
+    cut = sum(b"[DONE]" not in one.text for one in ended)
+    print("Redis killed, and started empty after 3 s:")
+    print(f"  answers by status {dict(statuses)}, slowest {max(one.seconds for one in done):.2f} s")
+    print(f"  last refusal {max(failed) - started_at:.2f} s after the start; {cut} of {len(ended)} "
+          "streams were cut; nothing is held")  # fmt: skip
+
+
+async def gateway_kill(site: Site, options: argparse.Namespace) -> None:
+    """A gateway dies with half of the streams; its slots are free again after a while."""
+    site.stub.over.clear()
+    streams = [
+        asyncio.create_task(ask(site.ports[n % 2], BENCH_KEY, model="bench-model", stream=True))
+        for n in range(options.streams)
+    ]
+    await asyncio.sleep(2.0)
+    site.gateways[1].kill()
+    killed_at = time.monotonic()
+    held = options.streams
+    while held > options.streams // 2:
+        await asyncio.sleep(0.1)
+        stats = await site.stats()
+        held = sum(backend["in_flight"] for backend in stats["backends"])
+    seconds = time.monotonic() - killed_at
+    site.stub.over.set()
+    ended = await asyncio.gather(*streams)
+    whole = sum(b"[DONE]" in one.text for one in ended)
+    print(f"A gateway killed with half of {options.streams} streams: {whole} ended whole; slots "
+          f"were free after {seconds:.1f} s")  # fmt: skip
+    site.gateways[1].restart()
+    wait_for(site.ports[1])
+
+
+MEASURES = {
+    one.__name__: one for one in (fairness, bus, latency, kills, gateway_kill, redis_restart)
+}
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> None:
+    stub = Stub()
+    await stub.start()
+    found = ExitStack()
+    running = await asyncio.to_thread(found.enter_context, site(folder, stub))
+    try:
+        await running.idle()
+        await asyncio.to_thread(_set_up_django, running)
+        for name in options.only or MEASURES:
+            await MEASURES[name](running, options)
+    finally:
+        found.close()
+
+
+def _set_up_django(running: Site) -> None:
+    os.environ.update(running.environment)
+    os.environ["DJANGO_SETTINGS_MODULE"] = "mindrouter.settings"
+    sys.path.insert(0, str(ROOT))
+    import django
+
+    django.setup()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rate", type=int, default=100)
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--only", nargs="*", choices=MEASURES)
+    options = parser.parse_args()
+    if shutil.which("redis-server") is None:
+        raise SystemExit("redis-server is not in the path")
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(measure(Path(folder), options))
+
+
+if __name__ == "__main__":
+    main()
