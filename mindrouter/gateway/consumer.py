@@ -376,6 +376,7 @@ async def _tell_owner(client: Client, page: mine.Page) -> None:
 MINE: dict[str, mine.Page] = {
     "/v1/queue/me": mine.queue,
     "/v1/usage/me": mine.usage,
+    "/v1/usage/me/models": mine.usage_by_model,
     "/v1/limits/me": mine.limits,
 }
 OLLAMA_PAGES: dict[str, tuple[tuple[str, ...], Callable[[Client], Awaitable[None]]]] = {

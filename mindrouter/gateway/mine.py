@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from django.db import DatabaseError, connection
 
 from accounts.limits import Holder, iso, period_bounds
 from mindrouter.gateway.errors import GatewayError
+from scheduler import spending
 from scheduler.budgets import site_zone, used_since
 from scheduler.explain import sentence
 from scheduler.models import Decision
@@ -124,6 +126,11 @@ async def usage(runtime: Serving, key: Key) -> bytes:
     )
 
 
+async def usage_by_model(runtime: Serving, key: Key) -> bytes:
+    """``GET /v1/usage/me/models``: the user's exact totals of this month and what they cost."""
+    return await _from_database(_month_by_model, key.user_id)
+
+
 async def limits(runtime: Serving, key: Key) -> bytes:
     """``GET /v1/limits/me``: how every limit stands that concerns the key's requests."""
     user = runtime.snapshot.users[key.user_id]
@@ -176,4 +183,13 @@ def _used_today(user_id: int) -> bytes:
             "remaining": None,
             "resets_at": iso(day[1], site_zone()),
         }
+    )
+
+
+def _month_by_model(user_id: int) -> bytes:
+    start, end = period_bounds(time.time(), "month", site_zone())
+    since, until = (datetime.fromtimestamp(moment, site_zone()) for moment in (start, end))
+    rows = spending.totals("model", since, until, user_id=user_id)
+    return _encode(
+        {"since": iso(start, site_zone()), "currency": spending.currency(), "models": rows}
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from accounts.models import ApiKey, Group, ModelLimits, Quota, User
+from scheduler.models import ModelPrice
 from tests.factories import make_api_key
 from tests.running import RunningRouter
 from tests.stubs.openai_stub import OpenAIStub, held, refuse
@@ -320,3 +321,13 @@ async def test_the_longest_wait_of_a_key_or_a_model_ends_a_wait(
     assert (late.status_code, error_of(late)["code"]) == (503, "queue_timeout")
     release.set()
     assert {one.status_code for one in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_a_user_is_told_what_each_model_has_cost_this_month(router: RunningRouter) -> None:
+    await router.ask(ModelPrice.objects.create, model_name="m", prompt=1_000_000, completion=2e6)
+    await router.chat()
+    await router.records()
+    told = (await router.client.get("/v1/usage/me/models")).json()
+    [row] = told["models"]
+    assert (told["currency"], row["model"], row["requests"]) == ("EUR", "m", 1)
+    assert (row["prompt_tokens"], row["completion_tokens"], row["cost"]) == (7, 3, 13)
