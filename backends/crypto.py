@@ -1,34 +1,59 @@
-"""A text column that is encrypted at rest."""
+"""A text column that is encrypted at rest, and going over to another key."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from cryptography.fernet import Fernet, InvalidToken
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from django.apps import apps
 from django.conf import settings
-from django.db import models
+from django.db import models, transaction
 
 
 @cache
-def _fernet(key: str) -> Fernet:
-    return Fernet(key)
+def _fernet(*keys: str) -> MultiFernet:
+    return MultiFernet([Fernet(key) for key in keys])
+
+
+def _current() -> MultiFernet:
+    """Encrypts with the key in force; reads what older ones have written too."""
+    return _fernet(settings.FIELD_ENCRYPTION_KEY, *settings.FIELD_ENCRYPTION_OLD_KEYS)
 
 
 class EncryptedTextField(models.TextField):  # type: ignore[type-arg]
-    """Encrypted with ``FIELD_ENCRYPTION_KEY`` (Fernet). A value that this key cannot read, for
+    """Encrypted with ``FIELD_ENCRYPTION_KEY`` (Fernet). A value that no key can read, for
     example after the key was lost, reads as None instead of breaking every page that loads it."""
 
     def get_prep_value(self, value: Any) -> Any:
         text = super().get_prep_value(value)
         if not text:
             return None
-        return _fernet(settings.FIELD_ENCRYPTION_KEY).encrypt(text.encode()).decode()
+        return _current().encrypt(text.encode()).decode()
 
     def from_db_value(self, value: str | None, expression: Any, connection: Any) -> str | None:
         if not value:
             return None
         try:
-            return _fernet(settings.FIELD_ENCRYPTION_KEY).decrypt(value.encode()).decode()
+            return _current().decrypt(value.encode()).decode()
         except InvalidToken:
             return None
+
+
+@transaction.atomic
+def encrypt_anew() -> tuple[int, int]:
+    """Write every encrypted value with the key in force; returns how many were written, and how
+    many no key can read. Those stay as they are."""
+    written = unreadable = 0
+    for model in apps.get_models():
+        for column in model._meta.concrete_fields:
+            if not isinstance(column, EncryptedTextField):
+                continue
+            rows: Any = model._default_manager.exclude(**{column.name: None})  # noqa: SLF001
+            for pk, value in rows.select_for_update().values_list("pk", column.name):
+                if value is None:
+                    unreadable += 1
+                else:
+                    rows.filter(pk=pk).update(**{column.name: value})
+                    written += 1
+    return written, unreadable

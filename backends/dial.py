@@ -11,6 +11,8 @@ import socket
 from time import monotonic
 from typing import Any, NamedTuple
 
+from backends.addresses import objection
+
 # A host that loses power answers nothing, not even with a reset. The kernel then gives up after
 # about a minute, be it on unacknowledged data or in the silence of a long prefill, so that the
 # generous limit for the first byte is left to servers that are alive.
@@ -51,7 +53,8 @@ class Dialer:
         Raises: OSError, of the last address tried.
         """
         deadline = monotonic() + seconds
-        addresses = literal_address(host, port) or await self._resolve(host, port)
+        found = literal_address(host, port) or await self._resolve(host, port)
+        addresses = permitted(host, found)
         failure = OSError(f"no address for {host}")
         for i, address in enumerate(addresses):
             share = (deadline - monotonic()) / (len(addresses) - i)
@@ -73,6 +76,25 @@ class Dialer:
         del self._lookups[host, port]
         if not lookup.cancelled():
             lookup.exception()  # all who waited may have left: a failure is no surprise then
+
+
+async def look_up(host: str, port: int) -> list[Address]:
+    """The addresses of a name or literal that may be asked. Raises: OSError."""
+    return permitted(host, literal_address(host, port) or await _lookup(host, port))
+
+
+def permitted(host: str, found: list[Address]) -> list[Address]:
+    """What of these may be asked.
+
+    Looked at for each connection: whoever answers for a name may change what it stands for after
+    the backend has been saved.
+
+    Raises: OSError when nothing is left.
+    """
+    addresses = [one for one in found if objection(one.sockaddr[0]) is None]
+    if found and not addresses:
+        raise PermissionError(errno.EACCES, f"{host}: {objection(found[0].sockaddr[0])}")
+    return addresses
 
 
 def literal_address(host: str, port: int) -> list[Address]:

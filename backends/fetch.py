@@ -6,13 +6,14 @@ Bounded in time and in size; no redirects, no proxies, no cookies, no compressed
 from __future__ import annotations
 
 import logging
-import ssl
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 
+import httpcore
 import httpx
 
+from backends.dial import look_up
 from backends.engines.replies import Question, Reply
+from backends.tls import tls_context
 
 # One line for each question of each poll is more than any log is for.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -28,10 +29,42 @@ class UnansweredError(Exception):
         self.refused = refused
 
 
-@cache
-def _tls() -> ssl.SSLContext:
-    # Loading the certificate store takes tens of milliseconds: once per process.
-    return httpx.create_ssl_context()
+class _Dialing(httpcore.AnyIOBackend):
+    """Connects to addresses that have been looked at, not to whatever a name stands for."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  the library's
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        failures: list[Exception] = []
+        try:
+            addresses = await look_up(host, port)
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from error
+        for address in addresses:
+            try:
+                return await super().connect_tcp(
+                    address.sockaddr[0], port, timeout, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failures.append(error)
+        raise failures[-1] from (
+            ExceptionGroup("every address failed", failures) if len(failures) > 1 else None
+        )
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """httpx has no option for where connections come from; its pool's own library has."""
+
+    def __init__(self) -> None:
+        super().__init__(verify=tls_context(), trust_env=False)
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=tls_context(), max_connections=4, network_backend=_Dialing()
+        )
 
 
 def new_client(
@@ -39,11 +72,10 @@ def new_client(
 ) -> httpx.AsyncClient:
     """A client for one server; the caller bounds the total time."""
     return httpx.AsyncClient(
-        verify=_tls(),
+        transport=_Transport(),
         trust_env=False,
         follow_redirects=False,
         timeout=httpx.Timeout(None, connect=connect_timeout),
-        limits=httpx.Limits(max_connections=4),
         headers={"accept-encoding": "identity", "user-agent": "mindrouter", **(headers or {})},
     )
 

@@ -30,6 +30,7 @@ from backends.response import (
     Stalled,
     UpstreamError,
 )
+from backends.tls import tls_context, unverified_context
 
 __all__ = [
     "Body",
@@ -272,11 +273,7 @@ class Upstream:
 
     def _tls(self) -> ssl.SSLContext:
         if self._ssl_context is None:
-            context = ssl.create_default_context()
-            if not self._verify_tls:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-            self._ssl_context = context
+            self._ssl_context = tls_context() if self._verify_tls else unverified_context()
         return self._ssl_context
 
     def _give_up(self, connection: Connection) -> None:

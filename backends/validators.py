@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ValidationError
 
+from backends.addresses import objection
+
 #: Names under which clouds serve their machines' credentials.
 METADATA_HOSTS = frozenset({"metadata", "metadata.google.internal", "instance-data"})
-METADATA_ADDRESSES = frozenset({"100.100.100.200", "fd00:ec2::254"})
 
 
 def validate_name(value: str) -> None:
@@ -39,8 +38,7 @@ def validate_base_url(value: str) -> None:
 def validate_server_url(value: str) -> None:
     """Accept an http(s) URL of a host that may be asked.
 
-    Private and loopback addresses are fine, that is where backends live; link-local ones are not,
-    since cloud metadata services answer there.
+    What a name stands for is looked at again with each connection (``backends.dial``).
 
     Raises: ValidationError.
     """
@@ -61,27 +59,8 @@ def validate_server_url(value: str) -> None:
 def _refuse_metadata_address(host: str) -> None:
     if host.rstrip(".").lower() in METADATA_HOSTS:
         raise ValidationError("Metadata services are not backends.")
-    address = _address(host)
-    if address is None:
-        return
-    if str(address) in METADATA_ADDRESSES:
-        raise ValidationError("Metadata services are not backends.")
-    if address.is_link_local or address.is_multicast or address.is_unspecified:
-        raise ValidationError("Link-local, multicast and unspecified addresses are not backends.")
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that ``host`` spells, if it is one and not a name."""
-    try:
-        # The C library also takes 2852039166, 0xA9FEA9FE and 169.254.43518 for 169.254.169.254.
-        return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
-    except OSError:
-        pass
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return address.ipv4_mapped or address
+    if why := objection(host):
+        raise ValidationError(why)
 
 
 def validate_key(value: str) -> None:

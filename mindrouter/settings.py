@@ -62,6 +62,8 @@ PORT = env.int("PORT", 8000)
 DEBUG = env.bool("DEBUG", False)
 SECRET_KEY = secret("SECRET_KEY", lambda: secrets.token_urlsafe(50))
 FIELD_ENCRYPTION_KEY = secret("FIELD_ENCRYPTION_KEY", lambda: Fernet.generate_key().decode())
+# Former keys, which are still read: `manage.py encryptanew` makes them needless.
+FIELD_ENCRYPTION_OLD_KEYS = env.list("FIELD_ENCRYPTION_OLD_KEYS", default=[])
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["*"])
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 CORS_ALLOWED_ORIGINS = env.list("CORS_ALLOWED_ORIGINS", default=[])
@@ -275,6 +277,8 @@ BACKEND_POLL_INTERVAL = env_number("BACKEND_POLL_INTERVAL", 5)
 BACKEND_CONNECT_TIMEOUT = env_number("BACKEND_CONNECT_TIMEOUT", 5)
 BACKEND_FIRST_BYTE_TIMEOUT = env_number("BACKEND_FIRST_BYTE_TIMEOUT", 600)
 BACKEND_CHUNK_TIMEOUT = env_number("BACKEND_CHUNK_TIMEOUT", 120)
+# Certificates (PEM) of own authorities that backends may be signed by, besides the system's.
+BACKEND_CA_FILE = env.str("BACKEND_CA_FILE", "")
 TELEMETRY_INTERVAL = env_number("TELEMETRY_INTERVAL", 10)
 TELEMETRY_RETENTION = env_number("TELEMETRY_RETENTION", 7)  # days
 VLLM_MAX_NUM_SEQS = env_number("VLLM_MAX_NUM_SEQS", 16)

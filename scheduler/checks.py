@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import ssl
 from typing import Any
 
+from cryptography.fernet import Fernet
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
@@ -105,3 +107,30 @@ def check_connection_age(**_: Any) -> list[CheckMessage]:
             id="mindrouter.W001",
         )
     ]
+
+
+@register("mindrouter")
+def check_backend_certificates(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E003: own authorities' certificates cannot be read."""
+    if not settings.BACKEND_CA_FILE:
+        return []
+    try:
+        ssl.create_default_context(cafile=settings.BACKEND_CA_FILE)
+    except OSError as error:  # ssl.SSLError too
+        problem = f"BACKEND_CA_FILE cannot be read: {error}."
+        return [Error(problem, hint="It is a file of PEM certificates.", id="mindrouter.E003")]
+    return []
+
+
+@register("mindrouter")
+def check_encryption_keys(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E004: a key for stored keys is none. It is not repeated here."""
+    keys = (settings.FIELD_ENCRYPTION_KEY, *settings.FIELD_ENCRYPTION_OLD_KEYS)
+    for key in keys:
+        try:
+            Fernet(key)
+        except ValueError:
+            hint = "32 bytes in URL-safe base64, as cryptography's Fernet.generate_key() gives."
+            what = "FIELD_ENCRYPTION_KEY or one of FIELD_ENCRYPTION_OLD_KEYS is not a Fernet key."
+            return [Error(what, hint=hint, id="mindrouter.E004")]
+    return []

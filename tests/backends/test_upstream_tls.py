@@ -7,6 +7,7 @@ import datetime as dt
 import ipaddress
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -14,6 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from backends.engines.replies import Question
+from backends.fetch import UnansweredError, ask, new_client
+from backends.tls import tls_context
 from backends.upstream import ConnectFailed, EndedEarly, Upstream
 from tests.backends.conftest import Client
 from tests.stubs.scripted import ScriptedStub, StubConnection, chunk
@@ -86,6 +90,32 @@ async def test_an_unknown_certificate_is_a_failed_connect(certificate: Certifica
             await client.send(stub.url)
         await client.until_open(stub.url, 0)
     await client.pool.close()
+
+
+async def test_an_own_authority_is_believed_by_the_relay_and_by_polls(
+    certificate: Certificate, settings: Any
+) -> None:
+    settings.BACKEND_CA_FILE = str(certificate.path)
+    tls_context.cache_clear()
+    client = Client(Upstream())
+    try:
+        async with await ScriptedStub.start(hello, tls=certificate.server) as stub:
+            assert await (await client.send(stub.url)).read_all(100) == b"hello 2"
+            async with new_client(connect_timeout=5) as polls:
+                base = f"https://localhost:{stub.port}"
+                assert (await ask(polls, base, Question("/health"))).status == 200
+    finally:
+        tls_context.cache_clear()
+        await client.pool.close()
+
+
+async def test_polls_do_not_believe_an_unknown_certificate(certificate: Certificate) -> None:
+    async with (
+        await ScriptedStub.start(hello, tls=certificate.server) as stub,
+        new_client(connect_timeout=5) as polls,
+    ):
+        with pytest.raises(UnansweredError, match="CERTIFICATE_VERIFY_FAILED"):
+            await ask(polls, f"https://localhost:{stub.port}", Question("/health"))
 
 
 async def test_verification_can_be_switched_off(certificate: Certificate) -> None:
