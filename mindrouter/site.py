@@ -77,6 +77,9 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _model(request, "Model prices", "payments", "scheduler.modelprice"),
         _model(request, "Model limits", "production_quantity_limits", "accounts.modellimits"),
     ]
+    if request.user.has_perm("accounts.view_quota"):
+        use = {"title": "Use of limits", "icon": "data_usage", "link": reverse("admin:limits")}
+        people.append(use)
     own: list[dict[str, Any] | None] = [
         {"title": title, "icon": icon, "link": reverse(name), "active": name == _here(request)}
         for title, icon, name in (

@@ -3,7 +3,17 @@
 from django.contrib import admin
 from django.urls import path
 
-from scheduler.pages import advice, decisions, groups, history, overview, queue, reports, what_if
+from scheduler.pages import (
+    advice,
+    decisions,
+    groups,
+    history,
+    limits,
+    overview,
+    queue,
+    reports,
+    what_if,
+)
 
 view = admin.site.admin_view
 
@@ -25,6 +35,7 @@ urlpatterns = [
     path("what-if/<int:pk>/delete/", view(what_if.delete), name="what_if_delete"),
     path("reports/", view(reports.report), name="reports"),
     path("reports/<str:what>.<str:form>", view(reports.export), name="report_export"),
+    path("limits/", view(limits.limits), name="limits"),
     path("advice/", view(advice.advice), name="advice"),
     path("history/", view(history.history), name="history"),
     path("history/<str:kind>/<int:history_id>/", view(history.revert), name="history_revert"),
