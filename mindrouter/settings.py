@@ -55,6 +55,7 @@ def secret(name: str, generate: Any) -> str:
 DATA_DIR = Path(os.environ.get("MINDROUTER_DATA") or BASE_DIR / "var").resolve()
 DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
 SPOOL_DIR = DATA_DIR / "spool"
+STATE_DIR = DATA_DIR / "state"  # what the processes tell of themselves
 HOST = env.str("HOST", "127.0.0.1")
 PORT = env.int("PORT", 8000)
 

@@ -73,6 +73,10 @@ class Loader:
             self._offsets.clear()  # the cursors in the database are the truth
             raise
 
+    def offsets(self) -> dict[str, int]:
+        """{file: bytes of it that are loaded}"""
+        return dict(self._offsets)
+
     def _load_file(self, path: Path) -> int:
         try:
             size = path.stat().st_size

@@ -146,6 +146,10 @@ class Runtime(Serving):
         with contextlib.suppress(DatabaseError):
             await self._save_checkpoint()
 
+    @property
+    def in_touch(self) -> bool:
+        return True
+
     # ---- a job's way
 
     async def submit(self, job: Job) -> OwnClaim:
@@ -279,7 +283,7 @@ class Runtime(Serving):
 
     # ---- views
 
-    def _backends(self) -> list[BackendView]:
+    def backends(self) -> list[BackendView]:
         return self.scheduler.backend_states(time.monotonic())
 
     async def _all_waiting(self) -> list[QueuedView]:

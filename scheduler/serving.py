@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -24,6 +25,7 @@ from django.db import DatabaseError, connection
 from accounts.limits import Holder, Standing, Use
 from accounts.uses import note_uses
 from backends.upstream import Upstream
+from scheduler import pulse
 from scheduler.core.errors import Evicted
 from scheduler.core.jobs import Job, Telemetry, Usage
 from scheduler.core.picture import FlowPicture
@@ -228,6 +230,8 @@ async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
 class Serving(ABC):
     """The configuration, upstream connections and spool of one process, and its scheduler."""
 
+    kind = "gateway"  # what the process is, for those who watch it
+
     def __init__(self) -> None:
         self.snapshot = Snapshot()
         self.upstream = Upstream()
@@ -241,6 +245,8 @@ class Serving(ABC):
         self._keys_used: dict[int, float] = {}  # {key: when last}, until it is stored
         self._tasks: list[asyncio.Task[None]] = []
         self._telemetry: dict[int, Telemetry] = {}
+        self._loop_lag = 0.0  # seconds; the worst since the last pulse
+        self._started_at = time.time()
 
     # ---- life
 
@@ -272,6 +278,7 @@ class Serving(ABC):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.upstream.close()
         await asyncio.to_thread(self.spool.stop)
+        pulse.remove(self.kind)
         if _current is self:
             _current = None
 
@@ -290,7 +297,18 @@ class Serving(ABC):
             self._announce_records(),
             self._sync_records(),
             self._store_uses(),
+            self._beat_the_pulse(),
         ]
+
+    @property
+    @abstractmethod
+    def in_touch(self) -> bool:
+        """Whether the scheduler can be reached."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of the background work has ended before its time."""
+        return not any(task.done() for task in self._tasks)
 
     # ---- a job's way
 
@@ -336,7 +354,7 @@ class Serving(ABC):
 
     def _served_models(self) -> set[str]:
         """The models of the backends that are neither failed nor down."""
-        able = {state.id for state in self._backends() if state.state in ("ready", "unknown")}
+        able = {state.id for state in self.backends() if state.state in ("ready", "unknown")}
         return {name for b in self.snapshot.backends if b.backend_id in able for name in b.models}
 
     def loaded_models(self) -> set[str]:
@@ -344,7 +362,7 @@ class Serving(ABC):
         return set().union(*(t.loaded_models or () for t in self._telemetry.values()))
 
     @abstractmethod
-    def _backends(self) -> list[BackendView]:
+    def backends(self) -> list[BackendView]:
         """Every backend as the scheduler knows it; a second old at most."""
 
     # ---- views for Django's threads
@@ -471,13 +489,38 @@ class Serving(ABC):
 
     async def _announce_records(self) -> None:
         while True:
+            due = self._loop.time() + ANNOUNCE_SECONDS
             await asyncio.sleep(ANNOUNCE_SECONDS)
+            self._loop_lag = max(self._loop_lag, self._loop.time() - due)
             self.spool.announce()
 
     async def _sync_records(self) -> None:
         while True:
             await asyncio.sleep(SYNC_SECONDS)
             await asyncio.to_thread(self.spool.sync)
+
+    # ---- what it tells of itself
+
+    async def _beat_the_pulse(self) -> None:
+        while True:
+            await asyncio.to_thread(pulse.write, self._pulse())
+            await asyncio.sleep(pulse.PULSE_SECONDS)
+
+    def _pulse(self) -> pulse.Pulse:
+        lag, self._loop_lag = self._loop_lag, 0.0
+        return pulse.Pulse(
+            kind=self.kind,
+            pid=os.getpid(),
+            at=time.time(),
+            started_at=self._started_at,
+            loop_lag=lag,
+            serving=len(self.serving),
+            unwritten=self.spool.unwritten,
+            lines_lost=self.spool.lines_lost,
+            write_errors=self.spool.write_errors,
+            database_away=self.database_away,
+            in_touch=self.in_touch,
+        )
 
 
 # ---- in the database's thread

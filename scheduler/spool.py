@@ -194,6 +194,16 @@ class Spool:
         self._unannounce(record)
         self._write(_marker(record))
 
+    @property
+    def unwritten(self) -> int:
+        """Writes that are kept in memory until the disk takes them."""
+        return len(self._backlog)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next write that is kept in memory costs another one."""
+        return len(self._backlog) == MAX_BACKLOG_LINES
+
     def open_record(self, request_id: str) -> Record | None:
         """The record of a request that has not ended, as far as it is filled in."""
         return self._open.get(request_id)

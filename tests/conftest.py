@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.running import RunningRouter
     from tests.stubs.openai_stub import OpenAIStub
 
-_SERVED = {"gateway", "faults", "e2e"}
+_SERVED = {"gateway", "faults", "e2e", "operations"}
 
 
 def pytest_asyncio_loop_factories(
@@ -85,6 +85,7 @@ async def router(
     from tests.running import running_router
 
     settings.SPOOL_DIR = tmp_path / "spool"
+    settings.STATE_DIR = tmp_path / "state"
     async with running_router(settings.SPOOL_DIR) as running:
         yield running
 

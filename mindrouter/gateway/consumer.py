@@ -39,6 +39,7 @@ from mindrouter.gateway.requests import read_chat, read_completion, read_embeddi
 from mindrouter.gateway.surfaces.exchange import SurfaceExchange
 from mindrouter.gateway.surfaces.table import SURFACES, refuse_json
 from mindrouter.gateway.translating import FormExchange
+from mindrouter.health import PROBES
 from scheduler.core.jobs import ModelSpec
 from scheduler.runtime import Runtime
 from scheduler.serving import Serving, current
@@ -64,11 +65,8 @@ MODELS_PATHS = ("/v1/models", "/anthropic/v1/models")
 _ANTHROPIC_PATHS = {path for path, form in FORMS.items() if form.dialect == "anthropic"}
 REQUESTS_PATH = "/v1/requests/"
 MAX_SHOW_BYTES = 64 * 1024
-HEALTH_PATH = "/healthz"
 #: What else is the gateway's, outside of the APIs' own folders.
-_ROOT_PATHS = frozenset(
-    {HEALTH_PATH, "/v1", "/api", "/anthropic", "/rerank", "/v2/rerank", "/score"}
-)
+_ROOT_PATHS = frozenset({*PROBES, "/v1", "/api", "/anthropic", "/rerank", "/v2/rerank", "/score"})
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON: Headers = [(b"content-type", b"application/json")]
 _EXPOSED = b", ".join(
@@ -175,9 +173,9 @@ async def _route(client: Client, operation: Operation | None) -> None:
     if method == "OPTIONS" and b"access-control-request-method" in client.headers:
         await client.respond(204, _preflight_headers(client), b"")
         return
-    if path == HEALTH_PATH:
+    if path in PROBES:
         _allow(method, "GET", "HEAD")
-        await _tell_health(client)
+        await PROBES[path](client)
     elif operation is not None:
         _allow(method, "POST")
     elif path in OLLAMA_PAGES:
@@ -195,15 +193,6 @@ async def _route(client: Client, operation: Operation | None) -> None:
         await _tell_owner(client, lambda runtime, key: mine.request(runtime, key, wanted))
     else:
         await _models(client, path)
-
-
-async def _tell_health(client: Client) -> None:
-    """For load balancers: nothing new is to come here from the moment that shutdown begins."""
-    serving = current()
-    if serving is not None and serving.stopping:
-        await client.respond(503, [*_JSON, (b"retry-after", b"5")], b'{"status":"shutting down"}')
-    else:
-        await client.respond(200, _JSON, b'{"status":"ok"}')
 
 
 def _allow(method: str, *allowed: str) -> None:

@@ -570,7 +570,7 @@ class RemoteRuntime(Serving):
 
     # ---- looking
 
-    def _backends(self) -> list[BackendView]:
+    def backends(self) -> list[BackendView]:
         return self._states
 
     async def ask(self, what: str, argument: Any, seconds: float) -> bytes:

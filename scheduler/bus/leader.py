@@ -104,6 +104,8 @@ class LostLeaseError(Exception):
 class SchedulerProcess(Runtime):
     """Stands by, leads, stands by again. Until it leads its scheduler is idle."""
 
+    kind = "scheduler"
+
     def __init__(self) -> None:
         super().__init__()
         self.name = secrets.token_hex(4)
@@ -116,6 +118,11 @@ class SchedulerProcess(Runtime):
         self._polls: list[BackendTelemetry] = []
         self._answers: set[asyncio.Task[None]] = set()
         self._reset()
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether it leads."""
+        return self.epoch > 0
 
     def _connect(self) -> None:
         self._control = redis.connect(settings.REDIS_URL)
@@ -294,7 +301,7 @@ class SchedulerProcess(Runtime):
     async def _tell_all(self) -> None:
         self._acts()
         gathering = bool(self._expected)
-        beat = Beat(self.epoch, gathering, self._backends(), self._saved)
+        beat = Beat(self.epoch, gathering, self.backends(), self._saved)
         data = encode(Broadcast(VERSION, beat))
         await self._writer.execute(redis.adding(redis.ALL, data, redis.ALL_ENTRIES))
 

@@ -49,7 +49,7 @@ class Both:
         await until(lambda: self._in_flight() == number, 60.0)
 
     def _in_flight(self) -> int:
-        return sum(one.in_flight for one in self.scheduling._backends())
+        return sum(one.in_flight for one in self.scheduling.backends())
 
 
 def _prepare() -> dict[str, int]:
@@ -179,7 +179,7 @@ async def test_a_retry_avoids_the_backend_that_failed(both: Both) -> None:
         assert lease.backend_id != tried
         assert {lease.backend_id, tried} >= {other.pk}
         claim.settle(USED)
-    states = {one.id: one.state for one in both.scheduling._backends()}
+    states = {one.id: one.state for one in both.scheduling.backends()}
     assert states[tried] == "failed"
 
 

@@ -24,6 +24,9 @@ class Steps:
         self.steps = list(steps)
         self.stop = threading.Event()
 
+    def offsets(self) -> dict[str, int]:
+        return {}
+
     def load(self) -> int:
         step = self.steps.pop(0) if self.steps else 0
         if not self.steps:

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection
 
+from scheduler import pulse
 from scheduler.loading import Loader
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 PAUSE_SECONDS = 0.25
 LONGEST_BACK_OFF_SECONDS = 2.0
 IDLE_SECONDS = 60.0
+TELL_SECONDS = 1.0
 
 
 class Command(BaseCommand):
@@ -32,6 +34,30 @@ class Command(BaseCommand):
         use_a_plain_connection()
         settings.SPOOL_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
         run(Loader(settings.SPOOL_DIR), stop)
+
+
+class Teller:
+    """Tells health checks and metrics how far the recorder is, at most once a second."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._caught_up_at = time.time()
+        self._told_at = float("-inf")
+        self._offsets: dict[str, int] = {}
+
+    def caught_up(self) -> None:
+        """Everything that was in the spool is loaded."""
+        self._caught_up_at = time.time()
+        self._offsets = self._loader.offsets()
+
+    def beat(self) -> None:
+        if time.monotonic() - self._told_at >= TELL_SECONDS:
+            self._told_at = time.monotonic()
+            pulse.write_recorder(
+                pulse.RecorderPulse(
+                    at=time.time(), caught_up_at=self._caught_up_at, offsets=self._offsets
+                )
+            )
 
 
 def use_a_plain_connection() -> None:
@@ -49,17 +75,20 @@ def run(loader: Loader, stop: threading.Event) -> None:
     """
     pause = 0.0
     failures = 0
+    tell = Teller(loader)
     busy_at = time.monotonic()
     while not stop.wait(pause):
         try:
             if loader.load():
                 busy_at = time.monotonic()
             pause, failures = PAUSE_SECONDS, 0
+            tell.caught_up()
         except (DatabaseError, OSError) as error:
             pause = min(LONGEST_BACK_OFF_SECONDS, 0.2 * 2**failures)
             failures += 1
             logger.warning("Records wait in the spool, next attempt in %.1f s: %s", pause, error)
             connection.close()
+        tell.beat()
         if time.monotonic() - busy_at > IDLE_SECONDS:
             connection.close()
     try:
