@@ -37,6 +37,8 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
     from tests.running import RunningRouter
     from tests.stubs.openai_stub import OpenAIStub
 
@@ -78,15 +80,27 @@ def quick_flush() -> Iterator[None]:
 
 
 @pytest.fixture
+def protocol() -> type[HttpToolsProtocol]:
+    """What the router is reached through: its own protocol, or uvicorn's and then its consumer."""
+    from mindrouter.gateway.protocol import GatewayProtocol
+
+    return GatewayProtocol
+
+
+@pytest.fixture
 async def router(
-    quick_flush: None, transactional_db: None, settings: Any, tmp_path: Path
+    quick_flush: None,
+    transactional_db: None,
+    settings: Any,
+    tmp_path: Path,
+    protocol: type[HttpToolsProtocol],
 ) -> AsyncIterator[RunningRouter]:
     """The real router, in the test's own event loop, with a database and spool of its own."""
     from tests.running import running_router
 
     settings.SPOOL_DIR = tmp_path / "spool"
     settings.STATE_DIR = tmp_path / "state"
-    async with running_router(settings.SPOOL_DIR) as running:
+    async with running_router(settings.SPOOL_DIR, protocol) as running:
         yield running
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from accounts.models import Group
@@ -49,13 +50,13 @@ class RunningRouter:
         self._server: asyncio.Server
 
     @classmethod
-    async def start(cls, spool: Path) -> Self:
+    async def start(cls, spool: Path, protocol: type[HttpToolsProtocol] = GatewayProtocol) -> Self:
         router = cls(await Runtime.start(), spool)
         config = configuration("127.0.0.1", 0)
         config.load()
         loop = asyncio.get_running_loop()
         router._server = await loop.create_server(
-            lambda: GatewayProtocol(config, router._state, {}), "127.0.0.1", 0, backlog=4096
+            lambda: protocol(config, router._state, {}), "127.0.0.1", 0, backlog=4096
         )
         router.port = router._server.sockets[0].getsockname()[1]
         router.key = await router.user("ada")
@@ -281,9 +282,11 @@ class RawClient:
 
 
 @asynccontextmanager
-async def running_router(spool: Path) -> AsyncIterator[RunningRouter]:
+async def running_router(
+    spool: Path, protocol: type[HttpToolsProtocol] = GatewayProtocol
+) -> AsyncIterator[RunningRouter]:
     """A router; after the test nothing of it may be left running, held or waiting."""
-    router = await RunningRouter.start(spool)
+    router = await RunningRouter.start(spool, protocol)
     try:
         yield router
         await router.idle(within=5.0)

@@ -9,7 +9,9 @@ from typing import Any
 
 import openai
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mindrouter.gateway.protocol import GatewayProtocol
 from tests.running import HELLO, RunningRouter, body, events, said
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary, stream
 
@@ -20,6 +22,12 @@ PATHS = {
     "completions": ("/v1/completions", {"prompt": "Hello"}),
     "embeddings": ("/v1/embeddings", {"input": ["Hello", "world"]}),
 }
+
+
+@pytest.fixture(params=[GatewayProtocol, HttpToolsProtocol], ids=["protocol", "consumer"])
+def protocol(request: pytest.FixtureRequest) -> type[HttpToolsProtocol]:
+    """The same for both: any server but our own comes in through the consumer."""
+    return request.param  # type: ignore[no-any-return]
 
 
 # ---- whole answers
