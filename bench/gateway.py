@@ -7,7 +7,7 @@ a plain proxy that does nothing else; the stub backend and the load run on core 
 the router's processes alone, user and system, by the kernel's own count. The routers take turns
 within one run, since a machine that is busy or throttled is so for all of them: the ratios say
 more than the figures. A request is 0.5 KB and its answer 1 KB, 64 connections at a time; a
-stream's events have 0.2 KB and come each 50 ms.
+stream's events have 0.2 KB and come each 50 ms. A large prompt has 400 KB, 8 connections at a time.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ROOT = Path(__file__).parent.parent
 KEY = "mr-" + "0123456789abcdef" * 4
 ROUTER_CORE, LOAD_CORE = 0, 1
 CONNECTIONS, EVENTS, PACE = 64, 200, 0.05
+SMALL, LARGE = 400, 400_000  # bytes of prompt
+LARGE_CONNECTIONS = 8
 END = b"\r\n\r\n"
 
 ANSWER = (
@@ -58,7 +60,7 @@ NGINX = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log warn;
 events {{ worker_connections 8192; }}
 http {{
-  access_log off; keepalive_requests 1000000;
+  access_log off; keepalive_requests 1000000; client_body_buffer_size 1m;
   client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   upstream stub {{ server 127.0.0.1:{stub}; keepalive 1024; keepalive_requests 1000000; }}
@@ -116,8 +118,8 @@ class Stub(asyncio.Protocol):
 class Asking(asyncio.Protocol):
     """One connection of the load: requests one after the other, or one stream."""
 
-    def __init__(self, *, stream: bool, until: float) -> None:
-        self.request = _request(stream)
+    def __init__(self, *, stream: bool, until: float, prompt_bytes: int) -> None:
+        self.request = _request(stream, prompt_bytes)
         self.stream = stream
         self.until = until
         self.done = 0  # answers, or events
@@ -153,7 +155,7 @@ class Asking(asyncio.Protocol):
             self._end(None if wanted else RuntimeError(f"not the stream: {self.buffer[:500]!r}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(RuntimeError("the connection was lost"))
+        self._end(RuntimeError(f"the connection was lost: {self.buffer[:300]!r} {exc}"))
 
     def _end(self, error: Exception | None = None) -> None:
         if not self.over.done():
@@ -164,10 +166,10 @@ class Asking(asyncio.Protocol):
         self.transport.close()
 
 
-def _request(stream: bool) -> bytes:
+def _request(stream: bool, prompt_bytes: int) -> bytes:
     body = b'{"model":"bench-model","stream":%b,"messages":[{"role":"user","content":"%b"}]}' % (
         b"true" if stream else b"false",
-        b"x" * 400,
+        b"x" * prompt_bytes,
     )
     return (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer %b\r\n"
@@ -175,14 +177,18 @@ def _request(stream: bool) -> bytes:
     ) % (KEY.encode(), len(body), END, body)
 
 
-async def load(port: int, connections: int, seconds: float, *, stream: bool) -> int:
+async def load(
+    port: int, connections: int, seconds: float, *, stream: bool, prompt_bytes: int = SMALL
+) -> int:
     """How many answers, or events, have come. Raises: RuntimeError for any other answer."""
     loop = asyncio.get_running_loop()
     until = time.monotonic() + seconds
     asking: list[Asking] = []
     for _ in range(connections):
         _, protocol = await loop.create_connection(
-            lambda: Asking(stream=stream, until=until), "127.0.0.1", port
+            lambda: Asking(stream=stream, until=until, prompt_bytes=prompt_bytes),
+            "127.0.0.1",
+            port,
         )
         asking.append(protocol)
     return sum(await asyncio.gather(*(one.over for one in asking)))
@@ -205,6 +211,11 @@ class Router:
             for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
                 total += int(stat.read_text().split()[0])
         return total / 1e9
+
+    def resident_mib(self) -> float:
+        """Of the process alone: nginx's worker is a child, and is passed over."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
 def free_port() -> int:
@@ -299,21 +310,40 @@ def gateway(folder: Path, stub: int) -> Iterator[Router]:
 
 async def measure(found: list[Router], options: argparse.Namespace) -> None:
     requests: dict[str, list[float]] = {one.name: [] for one in found}
+    prompts: dict[str, list[float]] = {one.name: [] for one in found}
     events: dict[str, list[float]] = {one.name: [] for one in found}
     for one in found:
         await load(one.port, CONNECTIONS, 1.0, stream=False)  # to warm up
+    grown = await growth(found[-1], options.streams)  # first: what was used once is kept
     for _ in range(options.rounds):
         for one in found:
             before = one.cpu_seconds()
             count = await load(one.port, CONNECTIONS, options.seconds, stream=False)
             requests[one.name].append((one.cpu_seconds() - before) * 1e6 / count)
+            before = one.cpu_seconds()
+            count = await load(
+                one.port, LARGE_CONNECTIONS, options.seconds, stream=False, prompt_bytes=LARGE
+            )
+            prompts[one.name].append((one.cpu_seconds() - before) * 1e6 / count)
     for _ in range(max(1, options.rounds // 2)):
         for one in found:
             before = one.cpu_seconds()
             count = await load(one.port, options.streams, 0.0, stream=True)
             events[one.name].append((one.cpu_seconds() - before) * 1e6 / count)
     report("CPU per request, µs", requests)
+    report("CPU per request with a prompt of 400 KB, µs", prompts)
     report(f"CPU per event of {options.streams} streams, µs", events)
+    print(f"Memory per 1,000 open streams: {grown / options.streams * 1000:.1f} MiB")
+
+
+async def growth(one: Router, streams: int) -> float:
+    """MiB more than before while so many streams are open."""
+    before = one.resident_mib()
+    running = asyncio.create_task(load(one.port, streams, 0.0, stream=True))
+    await asyncio.sleep(EVENTS * PACE / 2)
+    grown = one.resident_mib() - before
+    await running
+    return grown
 
 
 def report(title: str, figures: dict[str, list[float]]) -> None:
