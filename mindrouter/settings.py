@@ -215,6 +215,11 @@ CELERY_BEAT_SCHEDULE |= {
         "schedule": 60.0,
         "options": {"expires": 60.0},
     },
+    "forget-decisions": {
+        "task": "scheduler.forget_decisions",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
     "remind-of-expiry": {
         "task": "accounts.remind_of_expiry",
         "schedule": 3600.0,
@@ -282,6 +287,7 @@ BACKEND_CHUNK_TIMEOUT = env_number("BACKEND_CHUNK_TIMEOUT", 120)
 BACKEND_CA_FILE = env.str("BACKEND_CA_FILE", "")
 TELEMETRY_INTERVAL = env_number("TELEMETRY_INTERVAL", 10)
 TELEMETRY_RETENTION = env_number("TELEMETRY_RETENTION", 7)  # days
+DECISION_RETENTION = env_number("DECISION_RETENTION", None)  # days; None: for ever
 VLLM_MAX_NUM_SEQS = env_number("VLLM_MAX_NUM_SEQS", 16)
 VLLM_MAX_QUEUE_DEPTH = env_number("VLLM_MAX_QUEUE_DEPTH", 128)
 QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)

@@ -52,6 +52,7 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "SHUTDOWN_GRACE": (0, False),
     "TELEMETRY_INTERVAL": (0, False),
     "TELEMETRY_RETENTION": (0.01, False),
+    "DECISION_RETENTION": (1, True),
     "VLLM_MAX_NUM_SEQS": (0, False),
     "VLLM_MAX_QUEUE_DEPTH": (0, False),
 }

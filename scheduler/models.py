@@ -349,6 +349,7 @@ class SiteSettings(models.Model):
     backend_max_attempts = _count("Backends tried for one request (P6).", 1)
     queue_keepalive_after = _number("Seconds until a waiting stream gets comments.")
     max_body_bytes = _count("Largest request body, in bytes.", 1)
+    decision_retention = _number("Days that the log keeps a request. Empty: for ever.", 1)
     open_to = models.CharField(
         max_length=150,
         null=True,

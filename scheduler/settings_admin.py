@@ -110,6 +110,13 @@ GROUPS: Mapping[str, Mapping[str, Setting]] = {
         ),
         "backend_max_attempts": Setting("backends", "Tried for one request, the first included."),
     },
+    "Records": {
+        "decision_retention": Setting(
+            "days",
+            "The log keeps a request for so long. Totals of usage and reports stay.",
+            without="for ever",
+        ),
+    },
     "Gateway": {
         "queue_keepalive_after": Setting(
             _SECONDS, "A stream that waits for longer is kept open with comments on its position."

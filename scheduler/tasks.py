@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 from celery import shared_task
+from django.utils import timezone
 
 from scheduler import what_if
 from scheduler.models import WhatIf, WhatIfState
 from scheduler.notices import warn_of_budgets
+from scheduler.retention import forget_decisions
 
 
 @shared_task(name="scheduler.replay", ignore_result=True)
@@ -25,3 +27,9 @@ def replay(what_if_id: int) -> None:
 def warn() -> None:
     """Tell whose budget is nearly or wholly used."""
     warn_of_budgets(time.time())
+
+
+@shared_task(name="scheduler.forget_decisions", ignore_result=True)
+def forget() -> None:
+    """Delete decisions that are older than they are to be kept."""
+    forget_decisions(timezone.now())

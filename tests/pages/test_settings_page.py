@@ -58,7 +58,7 @@ def test_every_setting_is_on_the_page_and_described(admin_client: Client) -> Non
 
 def test_the_groups_are_those_of_the_rules(admin_client: Client) -> None:
     fieldsets = [fieldset.name for fieldset in admin_client.get(PAGE).context["adminform"]]
-    assert fieldsets[:5] == ["Shares", "Queue", "Placement", "Backends", "Gateway"]
+    assert fieldsets[:6] == ["Shares", "Queue", "Placement", "Backends", "Records", "Gateway"]
 
 
 def test_each_value_is_shown_with_its_source_unit_effect_and_limits(

@@ -27,6 +27,7 @@ SAME_TESTS = (
     "tests/scheduler/test_apply.py",
     "tests/scheduler/test_export.py",
     "tests/scheduler/test_loading.py",
+    "tests/scheduler/test_retention.py",
     "tests/scheduler/test_checkpoint.py",
     "tests/scheduler/test_api_decisions.py",
     "tests/scheduler/test_api_stats.py",
