@@ -15,6 +15,7 @@ import dj_database_url
 import django_stubs_ext
 import environ
 from cryptography.fernet import Fernet
+from csp.constants import NONE, SELF, UNSAFE_INLINE
 
 django_stubs_ext.monkeypatch()
 
@@ -69,7 +70,30 @@ ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["*"])
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 CORS_ALLOWED_ORIGINS = env.list("CORS_ALLOWED_ORIGINS", default=[])
 SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_AGE = 60 * 60 * env.int("SESSION_HOURS", 24 * 7)
 X_FRAME_OPTIONS = "DENY"
+# People reach the pages by https only: cookies stay on it, plain requests are sent there, and
+# browsers are told to remember. A proxy's X-Forwarded-Proto counts if it is a trusted one's.
+HTTPS = env.bool("HTTPS", False)
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
+SILENCED_SYSTEM_CHECKS = [
+    "security.W005",  # other hosts below this one's name are none of ours
+    "security.W021",  # nor do we ask browsers' makers to list it
+]
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [SELF],
+        "script-src": [SELF],
+        "style-src": [SELF, UNSAFE_INLINE],  # the theme's colours, and htmx's
+        "img-src": [SELF, "data:"],
+        "object-src": [NONE],
+        "base-uri": [NONE],
+        "form-action": [SELF],
+        "frame-ancestors": [NONE],
+    }
+}
 PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.Argon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
@@ -115,6 +139,8 @@ INSTALLED_APPS = [
     "scheduler.apps.SchedulerConfig",
 ]
 MIDDLEWARE = [
+    "mindrouter.headers.TrustedProxyMiddleware",
+    "mindrouter.headers.PolicyMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -292,7 +318,7 @@ VLLM_MAX_NUM_SEQS = env_number("VLLM_MAX_NUM_SEQS", 16)
 VLLM_MAX_QUEUE_DEPTH = env_number("VLLM_MAX_QUEUE_DEPTH", 128)
 QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)
 MAX_BODY_BYTES = env_number("MAX_BODY_BYTES", 32 * 1024 * 1024)
-# Addresses or networks of proxies whose X-Forwarded-For is believed.
+# Addresses or networks of proxies whose X-Forwarded-For and -Proto are believed.
 TRUSTED_PROXIES = env.list("TRUSTED_PROXIES", default=[])
 # Wrong keys a minute that one address may send until it is told to wait.
 FAILED_KEYS_PER_MINUTE = env_number("FAILED_KEYS_PER_MINUTE", 30)

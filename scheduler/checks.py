@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import ssl
 from typing import Any
@@ -135,3 +136,26 @@ def check_encryption_keys(**_: Any) -> list[CheckMessage]:
             what = "FIELD_ENCRYPTION_KEY or one of FIELD_ENCRYPTION_OLD_KEYS is not a Fernet key."
             return [Error(what, hint=hint, id="mindrouter.E004")]
     return []
+
+
+@register("mindrouter")
+def check_proxies(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E005: a trusted proxy is neither an address nor a network."""
+    problems: list[CheckMessage] = []
+    for one in settings.TRUSTED_PROXIES:
+        try:
+            ipaddress.ip_network(one, strict=False)
+        except ValueError:
+            hint = "Addresses or networks, comma-separated: 10.0.0.5,fd12::/64."
+            what = f"TRUSTED_PROXIES names {one!r}."
+            problems.append(Error(what, hint=hint, id="mindrouter.E005"))
+    return problems
+
+
+@register("mindrouter", deploy=True)
+def check_hosts(**_: Any) -> list[CheckMessage]:
+    """mindrouter.W002: pages answer under any name."""
+    if "*" not in settings.ALLOWED_HOSTS:
+        return []
+    hint = "Set it to the names that people use, comma-separated."
+    return [CheckWarning("ALLOWED_HOSTS allows any name.", hint=hint, id="mindrouter.W002")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections.abc import Iterable
 from functools import cache
 
 from django.conf import settings
@@ -46,12 +47,7 @@ def address_of(peer: str, headers: Headers) -> str:
 
     An IPv6 address is shortened to its network, which is one subscriber's.
     """
-    address = peer
-    networks = _trusted(tuple(settings.TRUSTED_PROXIES))
-    if networks:
-        told = _forwarded_for(headers)
-        while told and _is_in(address, networks):
-            address = told.pop()
+    address = client_of(peer, _forwarded_for(headers)) if settings.TRUSTED_PROXIES else peer
     try:
         known = ipaddress.ip_address(address)
     except ValueError:
@@ -61,9 +57,23 @@ def address_of(peer: str, headers: Headers) -> str:
     return str(known)
 
 
+def client_of(peer: str, forwarded: Iterable[str]) -> str:
+    """The address that the outermost trusted proxy names in these ``X-Forwarded-For``."""
+    address = peer
+    told = [one.strip() for value in forwarded for one in value.split(",") if one.strip()]
+    while told and is_trusted(address):
+        address = told.pop()
+    return address
+
+
+def is_trusted(address: str) -> bool:
+    """Whether a proxy at this address is believed."""
+    networks = _trusted(tuple(settings.TRUSTED_PROXIES))
+    return bool(networks) and _is_in(address, networks)
+
+
 def _forwarded_for(headers: Headers) -> list[str]:
-    values = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
-    return [one.strip() for value in values for one in value.split(",") if one.strip()]
+    return [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
 
 
 @cache
