@@ -119,6 +119,8 @@ class Stub:
             writer.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
             said += 1
             await asyncio.sleep(0.1)
+        if writer.is_closing():
+            return
         last = LAST % self._used(10, said)
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
 
@@ -192,8 +194,8 @@ class Process:
 
     def last_epoch(self) -> int:
         """The epoch in which it last led; 0: never."""
-        _, _, last = self._log.read_text().rpartition("Leading in epoch ")
-        return int(last.split()[0]) if last[:1].isdigit() else 0
+        _, found, last = self._log.read_text().rpartition("Leading in epoch ")
+        return int(last.split()[0]) if found else 0
 
 
 @dataclass

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from django.conf import settings
@@ -228,12 +228,23 @@ class RemoteRuntime(Serving):
         self._sent = 0  # batches in this session
         self._received = 0
         self._heard_at = float("-inf")
+        self.found = asyncio.Event()  # the scheduler has been heard for the first time
         self._outbox: list[ToScheduler] = []
         self._wanted = asyncio.Event()
         self._lazy: asyncio.TimerHandle | None = None
         self._beat_due = True
 
     # ---- life
+
+    @classmethod
+    async def start(cls) -> Self:
+        """Load the configuration and begin; wait a little for the scheduler, so that the first
+        request finds it. Raises: DatabaseError."""
+        runtime = await super().start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OUT_OF_TOUCH_SECONDS):
+                await runtime.found.wait()
+        return runtime
 
     async def _begin(self) -> None:
         snapshot, telemetry, _ = await self._ask_database(load_all)
@@ -449,6 +460,7 @@ class RemoteRuntime(Serving):
             return  # another version's, or of a leader that has been replaced
         beat = batch.beat
         self._heard_at = time.monotonic()
+        self.found.set()
         self._follow(beat)
         if beat.backends:
             self._states = beat.backends

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from accounts.limits import Holder
 from accounts.models import User
@@ -68,7 +70,7 @@ async def both(
     tmp_path: Path,
 ) -> AsyncIterator[Both]:
     settings.SPOOL_DIR = tmp_path / "spool"
-    users = await asyncio.to_thread(_prepared)
+    users = await asyncio.to_thread(prepared)
     if request.param == "in process":
         runtime = await Runtime.start()
         both = Both(runtime, runtime)
@@ -76,7 +78,7 @@ async def both(
         settings.REDIS_URL = request.getfixturevalue("redis").url
         scheduler = await SchedulerProcess.start()
         serving = await RemoteRuntime.start()
-        await until(lambda: serving.in_touch, 60.0)
+        assert serving.in_touch
         both = Both(serving, scheduler)
     both.users = users
     yield both
@@ -87,9 +89,7 @@ async def both(
         await both.scheduling.stop()
 
 
-def _prepared() -> dict[str, int]:
-    from django.db import connection
-
+def prepared() -> dict[str, int]:
     try:
         return _prepare()
     finally:
@@ -184,8 +184,6 @@ async def test_a_retry_avoids_the_backend_that_failed(both: Both) -> None:
 
 
 def _with_database(question: Any, *args: Any, **fields: Any) -> Any:
-    from django.db import connection
-
     try:
         return question(*args, **fields)
     finally:
@@ -234,8 +232,6 @@ async def test_what_exceeds_the_hold_is_charged_while_it_runs(both: Both) -> Non
 
 
 def _deficit(both: Both) -> float:
-    import time
-
     return both.scheduling.scheduler.shares(time.monotonic())[0].deficit
 
 

@@ -1,0 +1,196 @@
+"""Who leads, who is refused, and what is told again: schedulers and a gateway on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.bus import redis as places
+from scheduler.bus.gateway import RemoteRuntime
+from scheduler.bus.leader import SchedulerProcess
+from scheduler.bus.messages import VERSION, Outward, Refused, encode
+from scheduler.core.jobs import Job, Usage
+from scheduler.serving import Claim
+from tests.cluster.test_contract import prepared
+from tests.running import until
+from tests.scheduler.redis import RedisServer
+
+_numbers = count(1)
+USED = Usage(prompt_tokens=100, completion_tokens=50)
+
+
+class Cluster:
+    """One gateway, and schedulers of which one leads. The backend has two slots."""
+
+    def __init__(self, user_id: int) -> None:
+        self.user_id = user_id
+        self.schedulers: list[SchedulerProcess] = []
+        self.gateway: RemoteRuntime
+
+    async def scheduler(self) -> SchedulerProcess:
+        self.schedulers.append(await SchedulerProcess.start())
+        return self.schedulers[-1]
+
+    @property
+    def leader(self) -> SchedulerProcess:
+        return max(self.schedulers, key=lambda one: one.epoch)
+
+    def job(self) -> Job:
+        return Job(
+            request_id=f"{next(_numbers):032x}",
+            user_id=self.user_id,
+            unit=self.user_id,
+            model_name="m",
+            prompt_tokens=100,
+        )
+
+    async def submit(self) -> Claim:
+        return await self.gateway.submit(self.job())
+
+    def in_flight(self) -> int:
+        return sum(one.in_flight for one in self.leader._backends())
+
+    def charged(self) -> float:
+        shares = self.leader.scheduler.shares(time.monotonic())
+        return sum(share.charged_tokens for share in shares)
+
+    async def until_led_after(self, epoch: int) -> None:
+        """Wait for another lead, in which the gateway has told what it has."""
+        await until(
+            lambda: self.leader.epoch > epoch and self.gateway.name in self.leader.peers, 60.0
+        )
+        await until(lambda: self.gateway._epoch == self.leader.epoch, 60.0)
+
+
+@pytest.fixture
+async def cluster(
+    redis: RedisServer, quick_flush: None, transactional_db: None, settings: Any, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    settings.SPOOL_DIR = tmp_path / "spool"
+    settings.REDIS_URL = redis.url
+    users = await asyncio.to_thread(prepared)
+    cluster = Cluster(users["ada"])
+    await cluster.scheduler()
+    cluster.gateway = await RemoteRuntime.start()
+    yield cluster
+    await until(lambda: cluster.in_flight() == 0, 60.0)
+    await cluster.gateway.stop()
+    for scheduler in cluster.schedulers:
+        await scheduler.stop()
+
+
+async def test_one_leads_and_another_takes_over_when_it_stops(cluster: Cluster) -> None:
+    first, second = cluster.leader, await cluster.scheduler()
+    assert (first.epoch > 0, second.epoch) == (True, 0)
+    running, also = await cluster.submit(), await cluster.submit()
+    waits = await cluster.submit()
+    epoch = first.epoch
+    await first.stop()
+    await cluster.until_led_after(epoch)
+    assert cluster.leader is second
+    assert (cluster.in_flight(), waits.lease) == (2, None)
+    with running, also, waits:
+        running.settle(USED)
+        assert await asyncio.wait_for(waits.wait(), 60.0) is not None
+        also.settle(USED)
+        waits.settle(USED)
+    await until(lambda: cluster.charged() == 450.0, 60.0)
+
+
+async def test_a_leader_whose_lease_ran_out_says_nothing_more(cluster: Cluster) -> None:
+    leader, epoch = cluster.leader, cluster.leader.epoch
+    leader._lead_until = 0.0  # as if it had been frozen
+    with await cluster.submit() as claim:  # waits for the next lead
+        assert leader.epoch > epoch
+        assert claim.lease is not None
+
+
+async def test_what_an_older_leader_says_is_refused(cluster: Cluster) -> None:
+    gateway = cluster.gateway
+    running, also = await cluster.submit(), await cluster.submit()
+    waits = await gateway.submit(cluster.job())
+    refusal = Refused(waits.number, after_queueing=True, reason="x", message="", retry_after=1)
+
+    def say(epoch: int) -> None:
+        number = gateway._received + 1
+        gateway._take(encode(Outward(VERSION, epoch, gateway._session, number, [refusal])))
+
+    with running, also, waits:
+        say(gateway._epoch - 1)
+        assert waits.ticket.state == "queued"
+        say(gateway._epoch)
+        assert waits.ticket.state == "evicted"
+
+
+async def test_nothing_is_granted_before_all_gateways_have_told_what_runs(
+    cluster: Cluster, redis: RedisServer
+) -> None:
+    client = places.connect(redis.url)
+    await client.sadd(places.GATEWAYS, "other")  # type: ignore[misc]
+    await client.set(places.GATEWAY + "other", b"", px=60_000)
+    second, epoch = await cluster.scheduler(), cluster.leader.epoch
+    await asyncio.sleep(0.2)  # it has seen who is there
+    await cluster.leader.stop()
+    await until(lambda: second.epoch > epoch, 60.0)
+    asked = asyncio.create_task(cluster.submit())
+    await until(lambda: cluster.gateway.name not in second._expected, 60.0)
+    assert second._expected == {"other"}
+    assert cluster.in_flight() == 0
+    assert not asked.done()
+    await client.delete(places.GATEWAY + "other")
+    await until(lambda: not second._expected, 60.0)
+    (claim,) = await asyncio.gather(asked, return_exceptions=True)
+    if isinstance(claim, Claim):  # else it waited for too long, on a slow machine
+        claim.__exit__(None, None, None)
+    await client.aclose()
+
+
+async def test_a_lost_batch_is_noticed_and_everything_told_again(cluster: Cluster) -> None:
+    with await cluster.submit() as first:
+        session = cluster.gateway._session
+        cluster.gateway._sent += 1  # as if the one before had been trimmed away
+        with await cluster.submit() as second:
+            assert cluster.gateway._session > session
+            await until(lambda: cluster.in_flight() == 2, 60.0)
+            first.settle(USED)
+            second.settle(USED)
+    await until(lambda: cluster.charged() == 300.0, 60.0)
+
+
+async def test_a_settlement_that_is_told_twice_counts_once(cluster: Cluster) -> None:
+    with await cluster.submit() as claim:
+        claim.settle(USED)
+    await until(lambda: cluster.charged() == 150.0, 60.0)
+    cluster.gateway._register_again()
+    with await cluster.submit() as claim:
+        claim.settle(USED)
+    await until(lambda: cluster.charged() == 300.0, 60.0)
+
+
+async def test_what_was_saved_is_not_charged_again_by_the_next_leader(cluster: Cluster) -> None:
+    for _ in range(3):
+        with await cluster.submit() as claim:
+            claim.settle(USED)
+    await until(lambda: cluster.charged() == 450.0, 60.0)
+    epoch = cluster.leader.epoch
+    await cluster.leader._control.delete(places.LEADER)
+    await cluster.until_led_after(epoch)
+    await until(lambda: cluster.charged() == 450.0, 60.0)
+
+
+async def test_emptying_redis_costs_nothing_that_runs(cluster: Cluster, redis: RedisServer) -> None:
+    claims = [await cluster.submit() for _ in range(3)]
+    epoch = cluster.leader.epoch
+    client = places.connect(redis.url)
+    await client.flushall()
+    await client.aclose()
+    await cluster.until_led_after(epoch)
+    await until(lambda: cluster.in_flight() == 2, 60.0)
+    for claim in claims:
+        claim.__exit__(None, None, None)
