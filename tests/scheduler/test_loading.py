@@ -12,7 +12,7 @@ from pytest_django import DjangoAssertNumQueries
 from scheduler import loading
 from scheduler.core.tickets import SCORE_NAMES, SlotsTaken
 from scheduler.loading import Loader, load
-from scheduler.models import Decision, SpoolCursor
+from scheduler.models import Decision, SpoolCursor, UsageHour
 from scheduler.spool import Attempt, Record, Spool
 from tests.factories import make_choice, make_decision
 
@@ -102,6 +102,28 @@ def test_rows_and_cursor_move_together_or_not_at_all(
     assert loader.load() == 1
     assert stored() == ["a"]
     spool.stop()
+
+
+def test_what_another_recorder_inserted_meanwhile_is_neither_doubled_nor_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_decision("a", user="first")
+    spool = Spool(tmp_path)
+    finish(spool, "a", user="second")
+    finish(spool, "b")
+    spool.stop()
+    loader = Loader(tmp_path)
+    with monkeypatch.context() as patch:
+        # As it looked a moment before the other one committed.
+        patch.setattr(loading, "_fresh", lambda entries: entries)
+        with pytest.raises(OperationalError, match="Another recorder"):
+            loader.load()
+    assert stored() == ["a"]
+    assert loader.load() == 2
+    assert stored() == ["a", "b"]
+    assert Decision.objects.get(request_id="a").user == "first"
+    assert UsageHour.objects.get().requests == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_many_lines_are_inserted_in_bounded_batches(
