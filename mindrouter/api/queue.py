@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from drf_spectacular.types import OpenApiTypes
@@ -17,6 +18,8 @@ from accounts.authentication import CANCEL_JOB
 from accounts.models import User
 from mindrouter.api.listing import PageQuery, Pages, read_query
 from mindrouter.api.resources import ResourceView
+from scheduler.core.jobs import Unit
+from scheduler.core.views import QueuedView
 from scheduler.models import Decision
 from scheduler.serializers import NumberField
 from scheduler.serving import Serving, current
@@ -26,6 +29,7 @@ from scheduler.views import NoScheduler
 class QueueQuery(PageQuery):
     user = serializers.CharField(required=False, max_length=150, help_text="A username.")
     model = serializers.CharField(required=False, max_length=300, help_text="After aliases.")
+    request_id = serializers.CharField(required=False, max_length=200)
 
 
 class QueuedSerializer(serializers.Serializer[Any]):
@@ -38,6 +42,9 @@ class QueuedSerializer(serializers.Serializer[Any]):
     model_name = serializers.CharField()
     position = serializers.IntegerField(help_text="1: next on its backends, as estimated.")
     waited_seconds = serializers.FloatField()
+    estimate_seconds = serializers.FloatField(
+        allow_null=True, help_text="Until it is served, at the pace of late; null: not known."
+    )
     weight = NumberField()
     deficit = NumberField()
     burst_credits = NumberField()
@@ -67,7 +74,8 @@ class QueueViewSet(ResourceView, ViewSet):
         """Every waiting request, in the order of service on each set of backends."""
         query = read_query(request, QueueQuery)
         try:
-            jobs = _running().waiting()
+            running = _running()
+            jobs, flows = running.waiting(), running.queue_picture().flows
         except TimeoutError:
             raise NoScheduler("The scheduler does not answer.") from None
         owners = {pk: (name, group) for pk, name, group in _owners({job.user_id for job in jobs})}
@@ -75,11 +83,14 @@ class QueueViewSet(ResourceView, ViewSet):
             jobs = [job for job in jobs if owners.get(job.user_id, ("",))[0] == query["user"]]
         if "model" in query:
             jobs = [job for job in jobs if job.model_name == query["model"]]
+        if "request_id" in query:
+            jobs = [job for job in jobs if job.request_id == query["request_id"]]
         pages = Pages()
         page = pages.paginate_queryset(jobs, request, self)
         now = time.monotonic()
         nobody = (None, None)
-        shown = [_described(job, owners.get(job.user_id, nobody), now) for job in page or []]
+        paces = {(flow.unit, flow.model_name): flow.per_second for flow in flows}
+        shown = [_described(job, owners.get(job.user_id, nobody), paces, now) for job in page or []]
         return pages.get_paginated_response(QueuedSerializer(shown, many=True).data)
 
     def destroy(self, request: Request, request_id: str) -> Response:
@@ -108,9 +119,21 @@ def _owners(user_ids: set[int]) -> Any:
     return users.values_list("pk", "username", "group__name")
 
 
-def _described(job: Any, owner: tuple[str | None, str | None], now: float) -> dict[str, Any]:
+def _described(
+    job: QueuedView,
+    owner: tuple[str | None, str | None],
+    paces: Mapping[tuple[Unit, str], float | None],
+    now: float,
+) -> dict[str, Any]:
     names = ("request_id", "user_id", "model_name", "position", "weight", "deficit",
              "burst_credits", "factor", "wait_bonus", "priority")  # fmt: skip
     figures = {name: getattr(job, name) for name in names}
     waited = max(0.0, now - job.enqueued_at)
-    return {**figures, "username": owner[0], "group": owner[1], "waited_seconds": waited}
+    pace = paces.get((job.unit, job.model_name))  # services a second, of the whole pool
+    return {
+        **figures,
+        "username": owner[0],
+        "group": owner[1],
+        "waited_seconds": waited,
+        "estimate_seconds": job.position / pace if pace else None,
+    }

@@ -13,6 +13,7 @@ from mindrouter.api import cluster, people, reports, usage
 from mindrouter.api.advice import AdviceView
 from mindrouter.api.docs import Docs
 from mindrouter.api.queue import QueueViewSet
+from mindrouter.api.shares import SharesView
 from mindrouter.api.site_settings import SettingsHistory, SettingsView
 from scheduler.views import StaffView
 
@@ -46,6 +47,7 @@ urlpatterns = [
     *router.urls,
     path("settings", SettingsView.as_view(), name="api-settings"),
     path("settings/history", SettingsHistory.as_view(), name="api-settings-history"),
+    path("shares", SharesView.as_view(), name="api-shares"),
     path("usage", usage.UsageView.as_view(), name="api-usage"),
     path("limits", usage.LimitsView.as_view(), name="api-limits"),
     path("reports/groups", reports.GroupReport.as_view(), name="api-report-groups"),

@@ -27,6 +27,7 @@ READ = [
     ("GET", "scheduler/stats"),
     ("GET", "queue"),
     ("GET", "advice"),
+    ("GET", "shares"),
     ("GET", "reports/groups"),
     ("GET", "reports/users"),
     ("GET", "reports/causes"),
@@ -90,7 +91,7 @@ def status_of(api: Api, method: str, path: str) -> int:
 
 def expected(method: str, path: str) -> int:
     """Of one who may."""
-    if path in ("scheduler/stats", "queue", "queue/none"):
+    if path in ("scheduler/stats", "shares", "queue", "queue/none"):
         return 503  # no scheduler runs here
     if NONE in path:
         return 404

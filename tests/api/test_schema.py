@@ -23,7 +23,7 @@ from scheduler import serving
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tunables import Tunables
 from scheduler.models import ModelPrice, SiteSettings
-from scheduler.serving import LiveView
+from scheduler.serving import LiveView, QueuePicture
 from tests.factories import (
     make_admin,
     make_api_key,
@@ -86,7 +86,12 @@ def _idle_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         gap_bound=0.0,
         configuration_version=1,
     )
-    running = SimpleNamespace(view=lambda: view, waiting=list, evict=lambda request_id: False)
+    running = SimpleNamespace(
+        view=lambda: view,
+        waiting=list,
+        queue_picture=lambda: QueuePicture(0.0, []),
+        evict=lambda request_id: False,
+    )
     monkeypatch.setattr(serving, "_current", running)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from mindrouter.cli.management import write_address
 from mindrouter.server import lock_data_folder, serve
 from mindrouter.workers import Workers, listen, manage
 
@@ -27,6 +28,8 @@ class Command(BaseCommand):
         host, port, workers = options["host"], options["port"], options["workers"]
         if not settings.REDIS_URL:
             self._be_the_only_one(workers)
+        if options["listener"] is None and settings.SERVES != "api":
+            write_address(host, port)
         if options["listener"] is not None:
             serve(host, port, [socket.socket(fileno=options["listener"])])
         elif workers == 1:
