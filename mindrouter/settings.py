@@ -77,6 +77,8 @@ X_FRAME_OPTIONS = "DENY"
 HTTPS = env.bool("HTTPS", False)
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+# Of programs with a key, the command line on this machine for one: the key has come already.
+SECURE_REDIRECT_EXEMPT = [r"^api/admin/"]
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SILENCED_SYSTEM_CHECKS = [
     "security.W005",  # other hosts below this one's name are none of ours

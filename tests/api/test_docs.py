@@ -21,7 +21,7 @@ async def test_every_example_works_as_it_stands(router: RunningRouter) -> None:
         pytest.fail("The examples need curl.")
     key = await router.ask(lambda: make_api_key(make_admin("root")))
     examples = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     answers = []
     for example in examples:
         process = await asyncio.create_subprocess_exec(
@@ -34,5 +34,5 @@ async def test_every_example_works_as_it_stands(router: RunningRouter) -> None:
         answers.append(out.decode())
     assert '"key":"mr-' in answers[0]
     assert '"count":1' in answers[1]
-    assert '"draining":true' in answers[2]
-    assert '"value":500' in answers[3]
+    assert '"draining":true' in answers[3]
+    assert '"value":500' in answers[4]

@@ -184,3 +184,10 @@ def test_a_name_that_is_allowed_goes_along(settings: Any, tmp_path: Any, db: Non
     with Management.of(None, None) as api:
         assert str(api._client.base_url) == "http://127.0.0.1:8010/api/admin/"
         assert api._client.headers["host"] == "llm.uni.example"
+
+
+async def test_a_site_that_sends_browsers_to_https_answers_here(
+    site: RunningRouter, settings: Any
+) -> None:
+    settings.SECURE_SSL_REDIRECT = True
+    assert "group" in await said("share")
