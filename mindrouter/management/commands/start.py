@@ -82,12 +82,11 @@ class Command(BaseCommand):
                 backend.save()
             return
         for name, port in zip(DEMO_NAMES, ports, strict=True):
-            backend, _ = Backend.objects.get_or_create(
-                name=name, defaults={"base_url": "http://-", "max_concurrent": DEMO_SLOTS}
-            )
             address = f"http://127.0.0.1:{port}"
+            known = {"base_url": address, "engine": "llamacpp", "max_concurrent": DEMO_SLOTS}
+            backend, _ = Backend.objects.get_or_create(name=name, defaults=known)
             if (backend.base_url, backend.enabled) != (address, True):
-                backend.base_url, backend.engine, backend.enabled = address, "llamacpp", True
+                backend.base_url, backend.enabled = address, True
                 backend.save()
             backend.models.get_or_create(name=DEMO_MODEL)
 
