@@ -96,7 +96,8 @@ class Exchange:
         try:
             await self._serve()
         except GatewayError as error:
-            await self._answer_with(error)
+            unread = None if self.asked else _unreadable_coding(self.client)
+            await self._answer_with(unread or error)
         except SchedulerError as error:
             await self._answer_with(limiting.error_of(error))
         except ClientLeftError:
@@ -443,6 +444,17 @@ def error_headers(error: GatewayError) -> Headers:
     if error.retry_is_hopeless:
         headers.append((b"x-should-retry", b"false"))
     return headers
+
+
+def _unreadable_coding(client: Client) -> GatewayError | None:
+    """Why a compressed body could not be read, which says more than that it is no JSON."""
+    coding = client.header(b"content-encoding")
+    if not coding or coding.lower() == "identity":
+        return None
+    message = f"Bodies with Content-Encoding {coding[:40]!r} are not read: send it as it is."
+    return GatewayError(
+        "invalid_request", message, status=415, headers=((b"accept-encoding", b"identity"),)
+    )
 
 
 def _shutting_down() -> GatewayError:

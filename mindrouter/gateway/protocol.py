@@ -40,6 +40,7 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),
 )
+_VERSIONS = ("1.1", "1.0")
 _FRAMING = frozenset({b"host", b"expect", b"transfer-encoding"})
 _UPGRADE_HEADERS = (b"upgrade", b"http2-settings", b"connection")
 _ERROR = (
@@ -229,7 +230,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.headers) > MAX_HEADERS or self._head_is_too_large():
             self._refuse(*_TOO_LARGE)
             raise httptools.HttpParserError("the head is too large")
-        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise httptools.HttpParserError("neither HTTP/1.0 nor HTTP/1.1")
+        if self._hosts != 1 and (self._hosts or version == "1.1"):
             raise httptools.HttpParserError("not exactly one Host")
         if self._odd_coding:
             raise httptools.HttpParserError("a transfer coding other than chunked")
