@@ -94,6 +94,23 @@ def _holder_of(local: str) -> User:
         raise AuthenticationFailed("This pass is not valid, or not any more.") from None
 
 
+def management_key(key: str) -> ApiKey:
+    """The key, with its user. Raises: AuthenticationFailed, PermissionDenied."""
+    now, digest = timezone.now(), hash_key(key)
+    not_expired = Q(expires_at__isnull=True) | Q(expires_at__gt=now)
+    this = Q(sha256=digest) | Q(previous_sha256=digest, previous_until__gt=now)
+    found = (
+        ApiKey.objects.select_related("user")
+        .filter(not_expired, this, enabled=True, user__is_active=True)
+        .first()
+    )
+    if found is None:
+        raise AuthenticationFailed("Unknown, disabled or expired API key.")
+    if found.allowed_apis is not None and Api.MANAGEMENT not in found.allowed_apis:
+        raise PermissionDenied("This key is not for the management API.")
+    return found
+
+
 class ApiKeyAuthentication(BaseAuthentication):
     """``Authorization: Bearer KEY`` on the management API, or a local pass in the key's place."""
 
@@ -103,18 +120,7 @@ class ApiKeyAuthentication(BaseAuthentication):
             return None
         if key.startswith(_LOCAL):
             return _holder_of(key), None
-        now, digest = timezone.now(), hash_key(key.strip())
-        not_expired = Q(expires_at__isnull=True) | Q(expires_at__gt=now)
-        this = Q(sha256=digest) | Q(previous_sha256=digest, previous_until__gt=now)
-        found = (
-            ApiKey.objects.select_related("user")
-            .filter(not_expired, this, enabled=True, user__is_active=True)
-            .first()
-        )
-        if found is None:
-            raise AuthenticationFailed("Unknown, disabled or expired API key.")
-        if found.allowed_apis is not None and Api.MANAGEMENT not in found.allowed_apis:
-            raise PermissionDenied("This key is not for the management API.")
+        found = management_key(key.strip())
         return found.user, found
 
     def authenticate_header(self, request: Request) -> str:

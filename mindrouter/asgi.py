@@ -21,12 +21,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
 django_application = get_asgi_application()
 
 from mindrouter.gateway.consumer import (  # noqa: E402
+    PROCESS_PAGES,
     GatewayConsumer,
     running_runtime,
     serve,
     serves,
 )
-from mindrouter.health import PROBES  # noqa: E402
 from scheduler.consumers import routes  # noqa: E402
 from scheduler.serving import current  # noqa: E402
 
@@ -34,7 +34,7 @@ from scheduler.serving import current  # noqa: E402
 _IS_GATEWAYS: dict[str, Callable[[str], bool]] = {
     "all": serves,
     "api": lambda path: True,
-    "pages": PROBES.__contains__,
+    "pages": PROCESS_PAGES.__contains__,
 }
 is_gateways = _IS_GATEWAYS.get(settings.SERVES, serves)  # a system check has told
 gateway = GatewayConsumer()  # one for all requests, as it keeps nothing of any

@@ -322,6 +322,8 @@ QUEUE_KEEPALIVE_AFTER = env_number("QUEUE_KEEPALIVE_AFTER", 10)
 MAX_BODY_BYTES = env_number("MAX_BODY_BYTES", 32 * 1024 * 1024)
 # Addresses or networks of proxies whose X-Forwarded-For and -Proto are believed.
 TRUSTED_PROXIES = env.list("TRUSTED_PROXIES", default=[])
+# Who may read /metrics without a key: addresses or networks.
+METRICS_ALLOWED = env.list("METRICS_ALLOWED", default=["127.0.0.0/8", "::1"])
 # Wrong keys a minute that one address may send until it is told to wait.
 FAILED_KEYS_PER_MINUTE = env_number("FAILED_KEYS_PER_MINUTE", 30)
 # Tokens that an answer is taken to need at most where its request sets no limit itself.

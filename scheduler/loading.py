@@ -34,6 +34,7 @@ class Entry(NamedTuple):
     """One record: its line, its row, and what it adds to which row of the totals."""
 
     line: bytes
+    record: Record
     row: Row
     key: usage.Key
     amounts: usage.Amounts
@@ -50,6 +51,10 @@ _INSERTED_BY_ANOTHER = "Another recorder has inserted some of these records."
 _REFUSALS = (DataError, IntegrityError, ValueError, TypeError, OverflowError)
 
 
+def _ignore(records: list[Record]) -> None:
+    pass
+
+
 def load(directory: Path) -> int:
     """Insert what the spool files in ``directory`` have beyond the stored cursors.
 
@@ -61,10 +66,14 @@ def load(directory: Path) -> int:
 
 
 class Loader:
-    """``load`` for a loop: asks the database only when a file has grown."""
+    """``load`` for a loop: asks the database only when a file has grown.
 
-    def __init__(self, directory: Path) -> None:
+    ``stored`` is given the records that have just come into the database, each once.
+    """
+
+    def __init__(self, directory: Path, stored: Callable[[list[Record]], None] = _ignore) -> None:
         self.directory = directory
+        self._stored = stored
         self._offsets: dict[str, int] = {}
 
     def load(self) -> int:
@@ -92,8 +101,10 @@ class Loader:
                 while lines := _whole_lines(file.read(READ_BYTES)):
                     for batch in _batches(lines):
                         offset += sum(map(len, batch))
-                        loaded += _insert(path, batch, offset)
+                        entries, fresh = _insert(path, batch, offset)
                         self._offsets[path.stem] = offset
+                        loaded += entries
+                        self._stored(fresh)
                     file.seek(offset)
         except FileNotFoundError:
             return 0  # closed, and so renamed, since the folder was listed
@@ -124,20 +135,25 @@ def _batches(lines: list[bytes]) -> Iterable[list[bytes]]:
     return (lines[i : i + BATCH_ROWS] for i in range(0, len(lines), BATCH_ROWS))
 
 
-def _insert(path: Path, lines: list[bytes], offset: int) -> int:
-    """Insert a batch, add it to the totals and move the file's cursor in one transaction."""
+def _insert(path: Path, lines: list[bytes], offset: int) -> tuple[int, list[Record]]:
+    """Insert a batch, add it to the totals and move the file's cursor in one transaction.
+
+    Returns how many records it has, and those that were not in the database before.
+    """
     entries, bad = _parse(lines)
     try:
-        _store(path.stem, entries, offset)
+        fresh = _store(path.stem, entries, offset)
     except _REFUSALS:
         # A row that the database refuses must not hold up the others.
-        bad += _store_singly(path.stem, entries, offset)
+        fresh, refused = _store_singly(path.stem, entries, offset)
+        bad += refused
     if bad:
         _set_aside(path, bad)
-    return len(entries)
+    return len(entries), [entry.record for entry in fresh]
 
 
-def _store(name: str, entries: list[Entry], offset: int) -> None:
+def _store(name: str, entries: list[Entry], offset: int) -> list[Entry]:
+    """Returns those that were not in the database before."""
     with transaction.atomic():
         if fresh := _fresh(entries):
             rows = [one.row for one in fresh]
@@ -152,6 +168,7 @@ def _store(name: str, entries: list[Entry], offset: int) -> None:
             unique_fields=["file_name"],
             update_fields=["offset"],
         )
+    return fresh
 
 
 def _fresh(entries: list[Entry]) -> list[Entry]:
@@ -206,15 +223,17 @@ def _table_and_columns() -> tuple[str, str]:
     return quote(Decision._meta.db_table), ", ".join(quote(one.attname) for one in _COLUMNS)
 
 
-def _store_singly(name: str, entries: list[Entry], offset: int) -> list[bytes]:
+def _store_singly(name: str, entries: list[Entry], offset: int) -> tuple[list[Entry], list[bytes]]:
+    """Returns those that are new, and the lines that the database refuses."""
+    fresh: list[Entry] = []
     refused = []
     for entry in entries:
         try:
-            _store(name, [entry], offset)
+            fresh += _store(name, [entry], offset)
         except _REFUSALS:
             refused.append(entry.line)
     _store(name, [], offset)
-    return refused
+    return fresh, refused
 
 
 def _set_aside(path: Path, lines: list[bytes]) -> None:
@@ -287,7 +306,7 @@ def read(line: bytes) -> Entry:
             for name, convert in _CONVERSIONS
         ]
     )
-    return Entry(line, row, *usage.usage_of(record))
+    return Entry(line, record, row, *usage.usage_of(record))
 
 
 def _explained(decision: Choice) -> dict[str, Any]:

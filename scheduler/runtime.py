@@ -330,6 +330,7 @@ class Runtime(Serving):
             configuration_version=self.snapshot.version,
             limits_refused=dict(self.admission.ledger.refused),
             limits_shadowed=dict(self.admission.ledger.shadowed),
+            burst=self.scheduler.burst_level(now),
         )
         return self._view
 

@@ -71,6 +71,7 @@ class LiveView:
     gap: float  # tokens per unit of weight
     gap_bound: float
     configuration_version: int
+    burst: float = 0.0  # credits, in tokens per unit of weight (R10)
     #: {limit: requests} since the scheduler began: refused for it, and admitted since in shadow.
     limits_refused: dict[str, int] = field(default_factory=dict)
     limits_shadowed: dict[str, int] = field(default_factory=dict)

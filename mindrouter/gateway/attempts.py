@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from django.conf import settings
@@ -47,7 +47,7 @@ def address_of(peer: str, headers: Headers) -> str:
 
     An IPv6 address is shortened to its network, which is one subscriber's.
     """
-    address = client_of(peer, _forwarded_for(headers)) if settings.TRUSTED_PROXIES else peer
+    address = source_of(peer, headers)
     try:
         known = ipaddress.ip_address(address)
     except ValueError:
@@ -55,6 +55,11 @@ def address_of(peer: str, headers: Headers) -> str:
     if known.version == 6:
         return str(ipaddress.ip_network((known, _IPV6_PREFIX), strict=False))
     return str(known)
+
+
+def source_of(peer: str, headers: Headers) -> str:
+    """The same, whole; what a proxy says need not be an address."""
+    return client_of(peer, _forwarded_for(headers)) if settings.TRUSTED_PROXIES else peer
 
 
 def client_of(peer: str, forwarded: Iterable[str]) -> str:
@@ -68,8 +73,13 @@ def client_of(peer: str, forwarded: Iterable[str]) -> str:
 
 def is_trusted(address: str) -> bool:
     """Whether a proxy at this address is believed."""
-    networks = _trusted(tuple(settings.TRUSTED_PROXIES))
+    networks = _networks(tuple(settings.TRUSTED_PROXIES))
     return bool(networks) and _is_in(address, networks)
+
+
+def is_among(address: str, networks: Sequence[str]) -> bool:
+    """Whether it is one of the addresses or in one of the networks."""
+    return _is_in(address, _networks(tuple(networks)))
 
 
 def _forwarded_for(headers: Headers) -> list[str]:
@@ -77,7 +87,7 @@ def _forwarded_for(headers: Headers) -> list[str]:
 
 
 @cache
-def _trusted(networks: tuple[str, ...]) -> list[Network]:
+def _networks(networks: tuple[str, ...]) -> list[Network]:
     return [ipaddress.ip_network(one, strict=False) for one in networks]
 
 

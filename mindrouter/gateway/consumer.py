@@ -40,6 +40,7 @@ from mindrouter.gateway.surfaces.exchange import SurfaceExchange
 from mindrouter.gateway.surfaces.table import SURFACES, refuse_json
 from mindrouter.gateway.translating import FormExchange
 from mindrouter.health import PROBES
+from mindrouter.metrics import tell_metrics
 from scheduler.core.jobs import ModelSpec
 from scheduler.runtime import Runtime
 from scheduler.serving import Serving, current
@@ -65,8 +66,12 @@ MODELS_PATHS = ("/v1/models", "/anthropic/v1/models")
 _ANTHROPIC_PATHS = {path for path, form in FORMS.items() if form.dialect == "anthropic"}
 REQUESTS_PATH = "/v1/requests/"
 MAX_SHOW_BYTES = 64 * 1024
+#: What every process answers, whatever it serves.
+PROCESS_PAGES = {**PROBES, "/metrics": tell_metrics}
 #: What else is the gateway's, outside of the APIs' own folders.
-_ROOT_PATHS = frozenset({*PROBES, "/v1", "/api", "/anthropic", "/rerank", "/v2/rerank", "/score"})
+_ROOT_PATHS = frozenset(
+    {*PROCESS_PAGES, "/v1", "/api", "/anthropic", "/rerank", "/v2/rerank", "/score"}
+)
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON: Headers = [(b"content-type", b"application/json")]
 _EXPOSED = b", ".join(
@@ -173,9 +178,9 @@ async def _route(client: Client, operation: Operation | None) -> None:
     if method == "OPTIONS" and b"access-control-request-method" in client.headers:
         await client.respond(204, _preflight_headers(client), b"")
         return
-    if path in PROBES:
+    if path in PROCESS_PAGES:
         _allow(method, "GET", "HEAD")
-        await PROBES[path](client)
+        await PROCESS_PAGES[path](client)
     elif operation is not None:
         _allow(method, "POST")
     elif path in OLLAMA_PAGES:

@@ -459,6 +459,10 @@ class Scheduler:
 
     # ---- looking
 
+    def burst_level(self, now: float) -> float:
+        """Everybody's credits, in tokens per unit of weight (R10)."""
+        return self._share.burst.value(now)
+
     def token_rate(self, backend_id: int) -> float:
         """Output tokens per second of one request there, as measured; a guess if never (R4)."""
         backend = self._cluster.by_id.get(backend_id)

@@ -134,9 +134,9 @@ def test_many_lines_are_inserted_in_bounded_batches(
     sizes = []
     store = loading._store
 
-    def counting(name: str, rows: list[loading.Row], offset: int) -> None:
+    def counting(name: str, rows: list[loading.Entry], offset: int) -> list[loading.Entry]:
         sizes.append(len(rows))
-        store(name, rows, offset)
+        return store(name, rows, offset)
 
     monkeypatch.setattr(loading, "_store", counting)
     spool = Spool(tmp_path)

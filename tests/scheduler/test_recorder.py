@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from django.conf import settings
 from django.db import OperationalError
 
 from scheduler.management.commands import runrecorder
@@ -59,7 +60,8 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def run(steps: Steps) -> None:
-    runrecorder.run(steps, steps.stop)  # type: ignore[arg-type]
+    counting = runrecorder.Counting(settings.STATE_DIR / "counts")
+    runrecorder.run(steps, steps.stop, counting)  # type: ignore[arg-type]
 
 
 def test_it_backs_off_up_to_two_seconds_while_the_database_is_away(

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -13,7 +14,9 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection
 
 from scheduler import pulse
+from scheduler.counting import COUNTS_FILE, load_counts, save_counts
 from scheduler.loading import Loader
+from scheduler.spool import Record
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,31 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: stop.set())
         use_a_plain_connection()
         settings.SPOOL_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
-        run(Loader(settings.SPOOL_DIR), stop)
+        counting = Counting(settings.STATE_DIR / COUNTS_FILE)
+        run(Loader(settings.SPOOL_DIR, counting.add), stop, counting)
+
+
+class Counting:
+    """What the records add up to, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._counts = load_counts(path)
+        self._changed = False
+
+    def add(self, records: list[Record]) -> None:
+        self._counts.add(records)
+        self._changed = self._changed or bool(records)
+
+    def save(self) -> None:
+        """After each look into the spool."""
+        if self._changed:
+            self._changed = False
+            try:
+                save_counts(self._path, self._counts)
+            except OSError as error:
+                self._changed = True
+                logger.warning("Cannot write what was counted: %s", error)
 
 
 class Teller:
@@ -68,7 +95,7 @@ def use_a_plain_connection() -> None:
         database.setdefault("connect_timeout", 5)
 
 
-def run(loader: Loader, stop: threading.Event) -> None:
+def run(loader: Loader, stop: threading.Event, counting: Counting) -> None:
     """Load, pause, repeat until ``stop`` is set; what came until then is loaded before the end.
 
     While the database cannot be had, tries again after 0.2 s, doubling to 2 s.
@@ -89,10 +116,12 @@ def run(loader: Loader, stop: threading.Event) -> None:
             logger.warning("Records wait in the spool, next attempt in %.1f s: %s", pause, error)
             connection.close()
         tell.beat()
+        counting.save()
         if time.monotonic() - busy_at > IDLE_SECONDS:
             connection.close()
     try:
         loader.load()
     except (DatabaseError, OSError) as error:
         logger.warning("Records stay in the spool: %s", error)
+    counting.save()
     connection.close()
