@@ -51,10 +51,9 @@ def remind_of_expiry(now: datetime) -> int:
     ending = ApiKey.objects.filter(
         enabled=True, user__is_active=True, expires_at__gt=now, expires_at__lte=soon
     ).filter(Q(use=None) | Q(use__reminded_of=None) | ~Q(use__reminded_of=F("expires_at")))
-    keys = list(ending.select_related("user"))
+    # First noted, then told: who is told twice believes it no more.
+    keys = [key for key in ending.select_related("user") if _is_first_to_note(key)]
     for key in keys:
-        # First noted, then told: who is told twice believes it no more.
-        KeyUse.objects.update_or_create(key=key, defaults={"reminded_of": key.expires_at})
         notify(
             "key_expires",
             f"Your API key {key.name} expires soon",
@@ -63,3 +62,10 @@ def remind_of_expiry(now: datetime) -> int:
             [key.user],
         )
     return len(keys)
+
+
+def _is_first_to_note(key: ApiKey) -> bool:
+    """Note that the owner is told; false where another worker has just done so."""
+    KeyUse.objects.get_or_create(key=key)
+    others = KeyUse.objects.filter(key=key).exclude(reminded_of=key.expires_at)
+    return bool(others.update(reminded_of=key.expires_at))

@@ -218,7 +218,18 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = "UTC"
-if not REDIS_URL:
+if REDIS_URL:
+    CELERY_BEAT_SCHEDULER = "mindrouter.beat:GuardedScheduler"
+    CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {
+        # What a worker took and did not begin before it died is another one's after a minute.
+        "visibility_timeout": 60,
+        "unacked_restore_throttle": 1,
+        # A connection on which nothing comes any more is made anew within some ten seconds.
+        "health_check_interval": 5,
+        "socket_timeout": 10,
+        "socket_connect_timeout": 5,
+    }
+else:
     _BROKER_DIR = DATA_DIR / "celery"
     for _name in ("queue", "control"):
         (_BROKER_DIR / _name).mkdir(parents=True, exist_ok=True)
