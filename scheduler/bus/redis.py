@@ -51,10 +51,9 @@ Entries = list[tuple[bytes, bytes]]  # id, batch
 
 
 def connect(url: str) -> Redis:
-    """One connection. No command is repeated: after any error both sides compare what they have."""
+    """For what is rare. No command is repeated: after an error both sides compare what they have."""
     return Redis.from_url(
         url,
-        single_connection_client=True,
         socket_timeout=SILENT_SECONDS,
         socket_connect_timeout=1.0,
         retry=Retry(NoBackoff(), 0),

@@ -54,7 +54,7 @@ class Cluster:
         return await self.gateway.submit(self.job())
 
     def in_flight(self) -> int:
-        return sum(one.in_flight for one in self.leader._backends())
+        return sum(one.in_flight for one in self.leader.backends())
 
     def charged(self) -> float:
         shares = self.leader.scheduler.shares(time.monotonic())
