@@ -51,7 +51,7 @@ Entries = list[tuple[bytes, bytes]]  # id, batch
 
 
 def connect(url: str) -> Redis:
-    """For what is rare. No command is repeated: after an error both sides compare what they have."""
+    """For what is rare. No command is repeated: after errors both sides compare what they have."""
     return Redis.from_url(
         url,
         socket_timeout=SILENT_SECONDS,
