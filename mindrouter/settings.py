@@ -16,6 +16,7 @@ import django_stubs_ext
 import environ
 from cryptography.fernet import Fernet
 from csp.constants import NONE, SELF, UNSAFE_INLINE
+from pythonjsonlogger.core import RESERVED_ATTRS
 
 django_stubs_ext.monkeypatch()
 
@@ -141,6 +142,7 @@ INSTALLED_APPS = [
     "scheduler.apps.SchedulerConfig",
 ]
 MIDDLEWARE = [
+    "mindrouter.logs.RequestIdMiddleware",
     "mindrouter.headers.TrustedProxyMiddleware",
     "mindrouter.headers.PolicyMiddleware",
     "django.middleware.security.SecurityMiddleware",
@@ -381,12 +383,31 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
 }
 
-# ---- logs: one line each, to standard error
+# ---- logs: one line each, to standard error (docs/operations.md)
+LOG_FORMAT = env.str("LOG_FORMAT", "console")  # or "json"
+LOG_REQUESTS = env.bool("LOG_REQUESTS", True)  # a line for each request, by the recorder
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"request_ids": {"()": "mindrouter.logs.RequestIds"}},
+    "formatters": {
+        "console": {"format": "{asctime} {levelname} {name}: {tag}{message}", "style": "{"},
+        "json": {
+            "()": "pythonjsonlogger.json.JsonFormatter",
+            "format": "{levelname}{name}{message}",
+            "style": "{",
+            "rename_fields": {"levelname": "level", "name": "logger"},
+            "timestamp": "time",
+            "reserved_attrs": [*RESERVED_ATTRS, "tag"],
+        },
+    },
+    "handlers": {
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": "json" if LOG_FORMAT == "json" else "console",  # a check tells of others
+            "filters": ["request_ids"],
+        }
+    },
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", "INFO")},
 }
 

@@ -58,6 +58,7 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "VLLM_MAX_QUEUE_DEPTH": (0, False),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
+    "LOG_FORMAT": ("console", "json"),
     "SERVES": ("all", "api", "pages"),
     "SCHEDULER_SHARE_MODE": ("user", "group"),
     "SCHEDULER_END_USER_SHARE": ("member", "split"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +51,6 @@ _INSERTED_BY_ANOTHER = "Another recorder has inserted some of these records."
 _REFUSALS = (DataError, IntegrityError, ValueError, TypeError, OverflowError)
 
 
-def _ignore(records: list[Record]) -> None:
-    pass
-
-
 def load(directory: Path) -> int:
     """Insert what the spool files in ``directory`` have beyond the stored cursors.
 
@@ -68,10 +64,12 @@ def load(directory: Path) -> int:
 class Loader:
     """``load`` for a loop: asks the database only when a file has grown.
 
-    ``stored`` is given the records that have just come into the database, each once.
+    ``stored`` are given the records that have just come into the database, each once.
     """
 
-    def __init__(self, directory: Path, stored: Callable[[list[Record]], None] = _ignore) -> None:
+    def __init__(
+        self, directory: Path, stored: Sequence[Callable[[list[Record]], None]] = ()
+    ) -> None:
         self.directory = directory
         self._stored = stored
         self._offsets: dict[str, int] = {}
@@ -104,7 +102,8 @@ class Loader:
                         entries, fresh = _insert(path, batch, offset)
                         self._offsets[path.stem] = offset
                         loaded += entries
-                        self._stored(fresh)
+                        for tell in self._stored:
+                            tell(fresh)
                     file.seek(offset)
         except FileNotFoundError:
             return 0  # closed, and so renamed, since the folder was listed

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -19,6 +18,7 @@ from channels.consumer import AsyncConsumer
 from django.conf import settings
 from django.db import DatabaseError
 
+from mindrouter import logs
 from mindrouter.gateway import mine, models
 from mindrouter.gateway.attempts import FailedAttempts, address_of
 from mindrouter.gateway.client import (
@@ -40,6 +40,7 @@ from mindrouter.gateway.surfaces.exchange import SurfaceExchange
 from mindrouter.gateway.surfaces.table import SURFACES, refuse_json
 from mindrouter.gateway.translating import FormExchange
 from mindrouter.health import PROBES
+from mindrouter.logs import CLIENT_REQUEST_ID
 from mindrouter.metrics import tell_metrics
 from scheduler.core.jobs import ModelSpec
 from scheduler.runtime import Runtime
@@ -72,7 +73,6 @@ PROCESS_PAGES = {**PROBES, "/metrics": tell_metrics}
 _ROOT_PATHS = frozenset(
     {*PROCESS_PAGES, "/v1", "/api", "/anthropic", "/rerank", "/v2/rerank", "/score"}
 )
-_CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON: Headers = [(b"content-type", b"application/json")]
 _EXPOSED = b", ".join(
     (
@@ -147,6 +147,7 @@ async def serve(client: Client) -> None:
     """Serve one request. No exception leaves it: once a response has begun, a server such as
     daphne would try to begin a second one, and stop noticing clients that leave."""
     request_id = os.urandom(16).hex()
+    logs.request_id.set(request_id)
     head = client.head
     common = client.common_headers
     common.append((b"x-request-id", request_id.encode()))
@@ -218,7 +219,7 @@ def _exchange(client: Client, operation: Operation, request_id: str, runtime: Se
     record = Record(
         request_id=request_id,
         arrived_at=time.time(),
-        client_request_id=own_id if own_id and _CLIENT_REQUEST_ID.fullmatch(own_id) else None,
+        client_request_id=own_id if own_id and CLIENT_REQUEST_ID.fullmatch(own_id) else None,
         dialect=operation.dialect,
         endpoint=operation.name,
         attempts=[],

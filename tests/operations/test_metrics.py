@@ -50,7 +50,7 @@ async def record_all(router: RunningRouter, settings: Any) -> None:
     def load() -> None:
         path = settings.STATE_DIR / COUNTS_FILE
         counts = load_counts(path)
-        Loader(settings.SPOOL_DIR, counts.add).load()
+        Loader(settings.SPOOL_DIR, [counts.add]).load()
         save_counts(path, counts)
 
     await router.ask(load)
@@ -136,9 +136,9 @@ def test_a_record_that_is_loaded_again_is_counted_once(tmp_path: Path) -> None:
 
     (tmp_path / "x-1.open").write_bytes(encode(record()))
     counts = Counts()
-    Loader(tmp_path, counts.add).load()
+    Loader(tmp_path, [counts.add]).load()
     SpoolCursor.objects.all().delete()
-    Loader(tmp_path, counts.add).load()
+    Loader(tmp_path, [counts.add]).load()
     assert counts.requests.rows == {("completed", "none"): [1]}
 
 

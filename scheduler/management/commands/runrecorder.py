@@ -16,6 +16,7 @@ from django.db import DatabaseError, connection
 from scheduler import pulse
 from scheduler.counting import COUNTS_FILE, load_counts, save_counts
 from scheduler.loading import Loader
+from scheduler.request_lines import log_requests
 from scheduler.spool import Record
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Command(BaseCommand):
         use_a_plain_connection()
         settings.SPOOL_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
         counting = Counting(settings.STATE_DIR / COUNTS_FILE)
-        run(Loader(settings.SPOOL_DIR, counting.add), stop, counting)
+        listeners = [counting.add, *([log_requests] if settings.LOG_REQUESTS else [])]
+        run(Loader(settings.SPOOL_DIR, listeners), stop, counting)
 
 
 class Counting:
