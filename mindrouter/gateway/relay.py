@@ -110,6 +110,8 @@ class StreamRelay:
         except UpstreamError as error:
             message = failures.from_exception(error, self._endpoint).error.message
             raise await self._cut_short(error.reason, message) from error
+        if isinstance(events.error, GatewayError):  # what a translation met, the early end too
+            raise await self._cut_short(events.error.code, events.error.message)
         if events.error is not None:
             told = failures.from_event(events.error, self._endpoint).error
             raise await self._cut_short("upstream_error", told.message)
