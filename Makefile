@@ -19,7 +19,7 @@ run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 	@exec $(BIN)/python manage.py start
 
 # Three at a time, as many tests wait for other processes; a file's tests share what they start.
-test: $(VENV)/.installed-dev $(MODEL) browser redis
+test: $(VENV)/.installed-dev $(MODEL) browser redis nginx
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Client packages that cannot share an environment with the newest ones, and Node's where it is.
@@ -106,6 +106,13 @@ redis:
 	@command -v redis-server >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || \
 	  echo "Redis could not be installed; the tests of several processes will be skipped."
+
+# And nginx, for the tests of what stands in front.
+.PHONY: nginx
+nginx:
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } || \
+	  echo "nginx could not be installed; the tests of proxies will be skipped."
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
