@@ -253,6 +253,17 @@ def _of_the_recorder() -> Iterator[Metric]:
     if recorder is not None:
         lag = max(0.0, time.time() - recorder.caught_up_at)
         yield _gauge("recorder_lag_seconds", "Since the recorder last had everything.", lag)
+        yield _gauge(
+            "stream_waiting_bytes",
+            "Decisions that the webhook has not taken.",
+            recorder.stream_waiting_bytes,
+        )
+        yield _counter(
+            "stream_lost",
+            "Decisions that the stream could not take.",
+            (),
+            {(): float(recorder.stream_lost)},
+        )
 
 
 # ---- the running scheduler

@@ -276,6 +276,12 @@ NOTICE_WEBHOOK = env.str("NOTICE_WEBHOOK", "")
 KEY_REMINDER_DAYS = env_number("KEY_REMINDER_DAYS", 7)
 CURRENCY = env.str("CURRENCY", "EUR")
 
+# ---- decisions, for others besides the database (docs/operations.md)
+# Where the recorder writes each: "stdout", a file's path, or a webhook's address. Empty: nowhere.
+DECISION_STREAM = env.str("DECISION_STREAM", "")
+DECISION_STREAM_SECRET = env.str("DECISION_STREAM_SECRET", "")  # signs what a webhook gets
+DECISION_STREAM_MAX_BYTES = env_number("DECISION_STREAM_MAX_BYTES", 256 * 1024 * 1024)
+
 # ---- language, time, static files
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = env.str("TIME_ZONE", "UTC")

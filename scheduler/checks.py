@@ -50,6 +50,7 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "QUOTA_DEFAULT_OUTPUT_TOKENS": (0, False),
     "FAILED_KEYS_PER_MINUTE": (0, False),
     "KEY_REMINDER_DAYS": (0, False),
+    "DECISION_STREAM_MAX_BYTES": (1, False),
     "SHUTDOWN_GRACE": (0, False),
     "TELEMETRY_INTERVAL": (0, False),
     "TELEMETRY_RETENTION": (0.01, False),
@@ -94,6 +95,22 @@ def check_choices(**_: Any) -> list[CheckMessage]:
             hint = f"Set it to {' or '.join(allowed)}."
             problems.append(Error(f"{name} is {value!r}.", hint=hint, id="mindrouter.E002"))
     return problems
+
+
+@register("mindrouter")
+def check_stream(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E005: decisions cannot be written where they are to go."""
+    target: str = settings.DECISION_STREAM
+    is_webhook = target.startswith(("http://", "https://"))
+    if is_webhook and not settings.DECISION_STREAM_SECRET:
+        wrong = "DECISION_STREAM is a webhook and DECISION_STREAM_SECRET is empty."
+        hint = "Set a secret: what is sent is signed with it."
+    elif target and target != "stdout" and not is_webhook and not target.startswith("/"):
+        wrong = f"DECISION_STREAM is {target!r}."
+        hint = "Set it to stdout, to a file's path from the root, or to an http address."
+    else:
+        return []
+    return [Error(wrong, hint=hint, id="mindrouter.E005")]
 
 
 @register("mindrouter")

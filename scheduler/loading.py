@@ -28,6 +28,7 @@ from scheduler.spool import MARKER, Attempt, Record, decode
 logger = logging.getLogger(__name__)
 
 Row = tuple[Any, ...]
+Listener = Callable[[list[Record]], None]
 
 
 class Entry(NamedTuple):
@@ -64,14 +65,16 @@ def load(directory: Path) -> int:
 class Loader:
     """``load`` for a loop: asks the database only when a file has grown.
 
-    ``stored`` are given the records that have just come into the database, each once.
+    ``stored`` are given the records that have just come into the database, each once; ``keep`` gets
+    them before that is certain, and so each at least once.
     """
 
     def __init__(
-        self, directory: Path, stored: Sequence[Callable[[list[Record]], None]] = ()
+        self, directory: Path, stored: Sequence[Listener] = (), keep: Listener | None = None
     ) -> None:
         self.directory = directory
         self._stored = stored
+        self._keep = keep
         self._offsets: dict[str, int] = {}
 
     def load(self) -> int:
@@ -99,7 +102,7 @@ class Loader:
                 while lines := _whole_lines(file.read(READ_BYTES)):
                     for batch in _batches(lines):
                         offset += sum(map(len, batch))
-                        entries, fresh = _insert(path, batch, offset)
+                        entries, fresh = _insert(path, batch, offset, self._keep)
                         self._offsets[path.stem] = offset
                         loaded += entries
                         for tell in self._stored:
@@ -134,24 +137,27 @@ def _batches(lines: list[bytes]) -> Iterable[list[bytes]]:
     return (lines[i : i + BATCH_ROWS] for i in range(0, len(lines), BATCH_ROWS))
 
 
-def _insert(path: Path, lines: list[bytes], offset: int) -> tuple[int, list[Record]]:
-    """Insert a batch, add it to the totals and move the file's cursor in one transaction.
+def _insert(
+    path: Path, lines: list[bytes], offset: int, keep: Listener | None
+) -> tuple[int, list[Record]]:
+    """Insert a batch, add it to the totals and move the file's cursor in one transaction, in which
+    ``keep`` is given what is new.
 
     Returns how many records it has, and those that were not in the database before.
     """
     entries, bad = _parse(lines)
     try:
-        fresh = _store(path.stem, entries, offset)
+        fresh = _store(path.stem, entries, offset, keep)
     except _REFUSALS:
         # A row that the database refuses must not hold up the others.
-        fresh, refused = _store_singly(path.stem, entries, offset)
+        fresh, refused = _store_singly(path.stem, entries, offset, keep)
         bad += refused
     if bad:
         _set_aside(path, bad)
     return len(entries), [entry.record for entry in fresh]
 
 
-def _store(name: str, entries: list[Entry], offset: int) -> list[Entry]:
+def _store(name: str, entries: list[Entry], offset: int, keep: Listener | None) -> list[Entry]:
     """Returns those that were not in the database before."""
     with transaction.atomic():
         if fresh := _fresh(entries):
@@ -161,6 +167,8 @@ def _store(name: str, entries: list[Entry], offset: int) -> list[Entry]:
             else:
                 _insert_many(rows)
             usage.add((one.key, one.amounts) for one in fresh)
+            if keep is not None:
+                keep([one.record for one in fresh])
         SpoolCursor.objects.bulk_create(
             [SpoolCursor(file_name=name, offset=offset)],
             update_conflicts=True,
@@ -222,16 +230,18 @@ def _table_and_columns() -> tuple[str, str]:
     return quote(Decision._meta.db_table), ", ".join(quote(one.attname) for one in _COLUMNS)
 
 
-def _store_singly(name: str, entries: list[Entry], offset: int) -> tuple[list[Entry], list[bytes]]:
+def _store_singly(
+    name: str, entries: list[Entry], offset: int, keep: Listener | None
+) -> tuple[list[Entry], list[bytes]]:
     """Returns those that are new, and the lines that the database refuses."""
     fresh: list[Entry] = []
     refused = []
     for entry in entries:
         try:
-            fresh += _store(name, [entry], offset)
+            fresh += _store(name, [entry], offset, keep)
         except _REFUSALS:
             refused.append(entry.line)
-    _store(name, [], offset)
+    _store(name, [], offset, keep)
     return fresh, refused
 
 
@@ -298,7 +308,7 @@ def read(line: bytes) -> Entry:
     if b"\\u0000" in line:
         clean = line.replace(b"\\u0000", b"\\ufffd")  # PostgreSQL stores no NUL
     record = decode(clean)
-    values = _NOT_DECIDED if record.decision is None else _explained(record.decision)
+    values = _NOT_DECIDED if record.decision is None else explained(record.decision)
     row = tuple(
         [
             convert(values[name] if name in values else getattr(record, name))
@@ -308,7 +318,7 @@ def read(line: bytes) -> Entry:
     return Entry(line, record, row, *usage.usage_of(record))
 
 
-def _explained(decision: Choice) -> dict[str, Any]:
+def explained(decision: Choice) -> dict[str, Any]:
     """The columns that the scheduler's decision fills."""
     return {
         "candidate_backends": decision.candidate_backends,

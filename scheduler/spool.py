@@ -108,7 +108,7 @@ def encode(record: Record) -> bytes:
         return _encoder.encode(record) + b"\n"
     except (UnicodeEncodeError, OverflowError):
         # Half a surrogate pair or a number beyond 64 bits, from a client's or backend's JSON.
-        return _encoder.encode(_encodable(msgspec.structs.asdict(record))) + b"\n"
+        return _encoder.encode(encodable(msgspec.structs.asdict(record))) + b"\n"
 
 
 def decode(line: bytes) -> Record:
@@ -116,18 +116,19 @@ def decode(line: bytes) -> Record:
     return _record_decoder.decode(line)
 
 
-def _encodable(value: Any) -> Any:
+def encodable(value: Any) -> Any:
+    """The same with what JSON cannot say replaced."""
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
         case int():
             return max(-(2**63), min(value, 2**63 - 1))
         case msgspec.Struct():
-            return _encodable(msgspec.structs.asdict(value))
+            return encodable(msgspec.structs.asdict(value))
         case dict():
-            return {_encodable(key): _encodable(item) for key, item in value.items()}
+            return {encodable(key): encodable(item) for key, item in value.items()}
         case list() | tuple():
-            return [_encodable(item) for item in value]
+            return [encodable(item) for item in value]
     return value
 
 

@@ -146,7 +146,7 @@ def test_the_recorder_tells_how_far_it_has_come(settings: Any, tmp_path: Any) ->
     (settings.SPOOL_DIR / "x-1.open").write_bytes(b"\n" * 7)
     assert pulse.spool_backlog(pulse.recorder_pulse()) == 7
     loader = Loader(settings.SPOOL_DIR)
-    tell = runrecorder.Teller(loader)
+    tell = runrecorder.Teller(loader, None)
     loader.load()
     tell.caught_up()
     tell.beat()

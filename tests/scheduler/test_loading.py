@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
@@ -134,9 +135,9 @@ def test_many_lines_are_inserted_in_bounded_batches(
     sizes = []
     store = loading._store
 
-    def counting(name: str, rows: list[loading.Entry], offset: int) -> list[loading.Entry]:
+    def counting(name: str, rows: list[loading.Entry], *others: Any) -> list[loading.Entry]:
         sizes.append(len(rows))
-        return store(name, rows, offset)
+        return store(name, rows, *others)
 
     monkeypatch.setattr(loading, "_store", counting)
     spool = Spool(tmp_path)
@@ -316,6 +317,6 @@ def _without_blanks(row: dict[str, object]) -> dict[str, object]:
 
 def test_records_and_their_decisions_fill_every_column() -> None:
     columns = {field.name for field in Decision._meta.fields} - {"id"}
-    decided = set(loading._explained(make_choice()))
+    decided = set(loading.explained(make_choice()))
     assert decided == set(loading._NOT_DECIDED)
     assert columns == decided | set(Record.__struct_fields__) - {"decision"}

@@ -18,6 +18,7 @@ from scheduler.counting import COUNTS_FILE, load_counts, save_counts
 from scheduler.loading import Loader
 from scheduler.request_lines import log_requests
 from scheduler.spool import Record
+from scheduler.streaming import Stream, open_stream
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,11 @@ class Command(BaseCommand):
         settings.SPOOL_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
         counting = Counting(settings.STATE_DIR / COUNTS_FILE)
         listeners = [counting.add, *([log_requests] if settings.LOG_REQUESTS else [])]
-        run(Loader(settings.SPOOL_DIR, listeners), stop, counting)
+        stream = open_stream()
+        keep = None if stream is None else stream.write
+        run(Loader(settings.SPOOL_DIR, listeners, keep), stop, counting, stream)
+        if stream is not None:
+            stream.stop()
 
 
 class Counting:
@@ -68,8 +73,9 @@ class Counting:
 class Teller:
     """Tells health checks and metrics how far the recorder is, at most once a second."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, stream: Stream | None) -> None:
         self._loader = loader
+        self._stream = stream
         self._caught_up_at = time.time()
         self._told_at = float("-inf")
         self._offsets: dict[str, int] = {}
@@ -84,7 +90,11 @@ class Teller:
             self._told_at = time.monotonic()
             pulse.write_recorder(
                 pulse.RecorderPulse(
-                    at=time.time(), caught_up_at=self._caught_up_at, offsets=self._offsets
+                    at=time.time(),
+                    caught_up_at=self._caught_up_at,
+                    offsets=self._offsets,
+                    stream_waiting_bytes=0 if self._stream is None else self._stream.waiting_bytes,
+                    stream_lost=0 if self._stream is None else self._stream.lost,
                 )
             )
 
@@ -97,14 +107,16 @@ def use_a_plain_connection() -> None:
         database.setdefault("connect_timeout", 5)
 
 
-def run(loader: Loader, stop: threading.Event, counting: Counting) -> None:
+def run(
+    loader: Loader, stop: threading.Event, counting: Counting, stream: Stream | None = None
+) -> None:
     """Load, pause, repeat until ``stop`` is set; what came until then is loaded before the end.
 
     While the database cannot be had, tries again after 0.2 s, doubling to 2 s.
     """
     pause = 0.0
     failures = 0
-    tell = Teller(loader)
+    tell = Teller(loader, stream)
     busy_at = time.monotonic()
     while not stop.wait(pause):
         try:
