@@ -276,6 +276,16 @@ NOTICE_WEBHOOK = env.str("NOTICE_WEBHOOK", "")
 KEY_REMINDER_DAYS = env_number("KEY_REMINDER_DAYS", 7)
 CURRENCY = env.str("CURRENCY", "EUR")
 
+# ---- traces: as OpenTelemetry's own variables say (docs/operations.md)
+TRACING = (
+    bool(
+        os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    )
+    and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
+)
+OTEL_TRACES_SAMPLER_ARG = env_number("OTEL_TRACES_SAMPLER_ARG", 1.0)  # of traces that begin here
+
 # ---- decisions, for others besides the database (docs/operations.md)
 # Where the recorder writes each: "stdout", a file's path, or a webhook's address. Empty: nowhere.
 DECISION_STREAM = env.str("DECISION_STREAM", "")

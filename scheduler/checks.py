@@ -51,6 +51,7 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "FAILED_KEYS_PER_MINUTE": (0, False),
     "KEY_REMINDER_DAYS": (0, False),
     "DECISION_STREAM_MAX_BYTES": (1, False),
+    "OTEL_TRACES_SAMPLER_ARG": (0, False),
     "SHUTDOWN_GRACE": (0, False),
     "TELEMETRY_INTERVAL": (0, False),
     "TELEMETRY_RETENTION": (0.01, False),

@@ -54,6 +54,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str
     arrived_at: float
     client_request_id: str | None = None
+    traceparent: str = ""  # the context of the client's trace, for spans
     user_id: int | None = None
     user: str = ""
     key_id: int | None = None

@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from mindrouter import logs
-from mindrouter.gateway import mine, models
+from mindrouter.gateway import mine, models, traces
 from mindrouter.gateway.attempts import FailedAttempts, address_of
 from mindrouter.gateway.client import (
     Asgi,
@@ -224,6 +224,8 @@ def _exchange(client: Client, operation: Operation, request_id: str, runtime: Se
         endpoint=operation.name,
         attempts=[],
     )
+    if (context := client.headers.get(b"traceparent")) is not None:
+        record.traceparent = traces.checked(context)
     try:
         key = authenticate(runtime, client)
         user = runtime.snapshot.users[key.user_id]

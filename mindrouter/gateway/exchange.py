@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from backends.upstream import Body, UpstreamError
-from mindrouter.gateway import failures, limiting, recording
+from mindrouter.gateway import failures, limiting, recording, traces
 from mindrouter.gateway.client import Client, ClientLeftError, Headers
 from mindrouter.gateway.dialects import openai
 from mindrouter.gateway.dialects.addresses import OPENAI_ERRORS
@@ -287,11 +287,14 @@ class Exchange:
         assert lease is not None  # noqa: S101  waited for
         path, body = self._message(asked, endpoint, lease.model_name)
         own_id = self.record.request_id.encode()
+        headers = b"%bx-request-id: %b\r\n" % (endpoint.headers, own_id)
+        if self.record.traceparent or traces.ON:
+            headers += traces.headers_for_backend(self.client, self.record)
         response = await self.runtime.upstream.send(
             endpoint.origin,
             method=b"POST",
             path=path,
-            headers=b"%bx-request-id: %b\r\n" % (endpoint.headers, own_id),
+            headers=headers,
             body=body,
             connect_timeout=endpoint.connect_timeout,
             first_byte_timeout=endpoint.first_byte_timeout,

@@ -319,4 +319,4 @@ def test_records_and_their_decisions_fill_every_column() -> None:
     columns = {field.name for field in Decision._meta.fields} - {"id"}
     decided = set(loading.explained(make_choice()))
     assert decided == set(loading._NOT_DECIDED)
-    assert columns == decided | set(Record.__struct_fields__) - {"decision"}
+    assert columns == decided | set(Record.__struct_fields__) - {"decision", "traceparent"}

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand
@@ -19,6 +19,9 @@ from scheduler.loading import Loader
 from scheduler.request_lines import log_requests
 from scheduler.spool import Record
 from scheduler.streaming import Stream, open_stream
+
+if TYPE_CHECKING:
+    from scheduler.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +43,24 @@ class Command(BaseCommand):
         settings.SPOOL_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
         counting = Counting(settings.STATE_DIR / COUNTS_FILE)
         listeners = [counting.add, *([log_requests] if settings.LOG_REQUESTS else [])]
+        tracer = make_tracer()
+        if tracer is not None:
+            listeners.append(tracer.add)
         stream = open_stream()
         keep = None if stream is None else stream.write
         run(Loader(settings.SPOOL_DIR, listeners, keep), stop, counting, stream)
-        if stream is not None:
-            stream.stop()
+        for ending in (stream, tracer):
+            if ending is not None:
+                ending.stop()
+
+
+def make_tracer() -> Tracer | None:
+    """None: nobody takes spans, and their library is not loaded."""
+    if not settings.TRACING:
+        return None
+    from scheduler.tracing import Tracer
+
+    return Tracer()
 
 
 class Counting:
