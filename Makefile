@@ -63,6 +63,12 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/upstream.py
 	$(BIN)/python bench/gateway.py
 
+# Everything at once for minutes or hours; a failing run is repeated with its SEED.
+MINUTES ?= 2
+.PHONY: soak
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 # The simulator of scheduling policies lives outside of this repository.
 FAIRNESS_BENCH ?=
 bench-fairness: $(VENV)/.installed
