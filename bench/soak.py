@@ -228,7 +228,7 @@ class Site:
         if status != httpx.codes.OK:
             end = f"refused {status}" if kind == "application/json" else "improper"
         elif not surface.streamed or kind == "application/json":
-            end = "whole answer"
+            end = "whole answer" if _is_whole(kind, text) else "improper"
         elif surface.last_words in text:
             end = "whole stream"
         else:
@@ -360,6 +360,17 @@ class Site:
                 print("open:", Counter(name.split(":")[0] for name in found))
                 return len(found)
             await asyncio.sleep(0.5)
+
+
+def _is_whole(kind: str, text: str) -> bool:
+    """Whether a document is one; sound has no end that could be missed."""
+    if "json" not in kind:
+        return True
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def record(folder: Path) -> None:
