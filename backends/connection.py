@@ -238,7 +238,8 @@ class Connection(asyncio.Protocol):
         if not incoming.keep_alive or self._is_still_sending():
             self._close()
             return
-        self.resume_reading()
+        if self._reading_paused:
+            self.resume_reading()
         self._stamp = now = monotonic()
         self._limit = min(self.idle_seconds, incoming.idle_seconds)
         self._watch(now, self._limit)

@@ -190,9 +190,11 @@ class Response:
 
     def close(self) -> None:
         """End the response in whatever state it is; bytes not read yet are dropped."""
-        self.abort()
-        self.chunks.clear()
-        self.buffered = 0
+        if self._source is not None:
+            self._source.abort()
+        if self.chunks:
+            self.chunks.clear()
+            self.buffered = 0
 
     def __enter__(self) -> Self:
         return self

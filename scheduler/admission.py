@@ -37,6 +37,7 @@ class Admission:
         self.zone = site_zone()
         self.ledger = Ledger(self.zone)
         self.unknown: list[Unknown] = []
+        self.has_limits = False  # whether anybody has one
         self._snapshot = Snapshot()
         self._forgot_at = 0.0
 
@@ -57,6 +58,7 @@ class Admission:
         self._snapshot = snapshot
         wall = time.time()
         self.ledger.configure(snapshot.limits, wall)
+        self.has_limits = not self.ledger.is_empty
         asked = {name for one in self.unknown for name in one.wanted}
         unknown = self.ledger.unknown_budgets(wall)
         if new := {name: start for name, start in unknown.items() if name not in asked}:

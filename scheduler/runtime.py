@@ -65,17 +65,18 @@ class OwnClaim(Claim):
 
     def leave(self) -> None:
         """Free what is still held."""
-        self._runtime.forget(self)
-        if self.ticket.state in ("queued", "leased"):
-            self._runtime.release(self)
+        ticket, runtime = self.ticket, self._runtime
+        runtime.forget(self)
+        if ticket.state == "queued" or ticket.state == "leased":
+            runtime.release(self)
         if self.hold is not None and self.settlement is None:
             # What was dropped without being tried was refused, and uses nothing.
-            counted = self.ticket.state != "evicted" or self.ticket.attempts > 0
-            self._runtime.admission.ledger.release(self.hold, time.monotonic(), counted=counted)
+            counted = ticket.state != "evicted" or ticket.attempts > 0
+            runtime.admission.ledger.release(self.hold, time.monotonic(), counted=counted)
         # What refers to each other would wait for the collector, which takes a tenth of the time
         # of a request where it has to free them.
-        self.ticket.owner = None
-        self.ticket.lease = None
+        ticket.owner = None
+        ticket.lease = None
 
     def wake(self) -> None:
         if self.hold is not None:
@@ -155,7 +156,7 @@ class Runtime(Serving):
     async def submit(self, job: Job) -> OwnClaim:
         """Check limits, queue a job and serve at once what can be served. Raises: Rejected."""
         now = time.monotonic()
-        hold = self._admit(job, now)
+        hold = self._admit(job, now) if self.admission.has_limits else None
         try:
             claim = OwnClaim(self, self.scheduler.submit(job, now), hold)
             self._pump(now)
@@ -255,14 +256,15 @@ class Runtime(Serving):
     def mark_ok(self, backend_id: int) -> None:
         """P5: this backend has answered."""
         now = time.monotonic()
-        self.scheduler.mark_ok(backend_id, now)
-        self._arm(now)
+        if self.scheduler.mark_ok(backend_id, now):
+            self._arm(now)
 
     def _pump(self, now: float) -> None:
         for ticket in self.scheduler.pump(now):
             if ticket.owner is not None:
                 ticket.owner.wake()
-        self._arm(now)
+        if self.scheduler.waits:
+            self._arm(now)
 
     def _arm(self, now: float) -> None:
         """Wake up by ourselves when time alone will change something."""

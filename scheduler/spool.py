@@ -103,8 +103,8 @@ _record_decoder = msgspec.json.Decoder(Record)
 _marker_decoder = msgspec.json.Decoder(_Marker)
 
 
-def encode(record: Record) -> bytes:
-    """The record as one line."""
+def encode(record: Record | _Marker) -> bytes:
+    """The record, or its start marker, as one line."""
     try:
         return _encoder.encode(record) + b"\n"
     except (UnicodeEncodeError, OverflowError):
@@ -338,7 +338,7 @@ class Spool:
 
 
 def _marker(record: Record) -> bytes:
-    return MARKER + encode(record)[:-1] + b"}\n"
+    return encode(_Marker(record))
 
 
 def _claim(path: Path, locks: contextlib.ExitStack) -> bool:

@@ -55,6 +55,7 @@ class Client:
         "common_headers",
         "ended",
         "head",
+        "header",
         "headers",
         "left",
         "started",
@@ -65,6 +66,8 @@ class Client:
     def __init__(self, head: Head, connection: Wire | Asgi) -> None:
         self.head = head
         self.headers = head.headers
+        #: A request header's value, stripped; names are lower-case.
+        self.header = head.header
         self.common_headers: Headers = []  # of every response
         self.started = False
         self.ended = False
@@ -84,10 +87,6 @@ class Client:
     def peer(self) -> str:
         """The address at the other end; empty where there is none."""
         return self._asgi.peer if self._wire is None else self._wire.peer
-
-    def header(self, name: bytes) -> str | None:
-        """A request header's value, stripped; names are lower-case."""
-        return self.head.header(name)
 
     # ---- reading
 

@@ -166,7 +166,7 @@ class Exchange:
             raise GatewayError(
                 "permission_denied", f"The model {asked.model!r} is not open to your key."
             )
-        name = self.runtime.resolve_alias(model)
+        name = self.runtime.resolve_alias(model) if model in snapshot.aliases else model
         return Job(
             request_id=self.record.request_id,
             user_id=self.key.user_id,

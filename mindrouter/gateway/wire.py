@@ -113,14 +113,18 @@ class Wire:
         self._unread += len(part)
         if self._unread > HIGH_WATER_BYTES:
             self._connection.flow.pause_reading()
-        self.set()
+        self._news = True
+        if self._reader is not None:
+            self.set()
 
     def whole_body(self) -> bytes | None:
         """The body if it is here to its end and the client, too; else None."""
         if self.more_body or self.disconnected:
             return None
         self._news = False  # the next news is the leaving
-        self._connection.flow.resume_reading()  # else it would not be seen
+        flow = self._connection.flow
+        if flow.read_paused:
+            flow.resume_reading()  # else it would not be seen
         return self._taken()
 
     def _taken(self) -> bytes:
@@ -218,7 +222,8 @@ class Wire:
 
     def _complete(self) -> None:
         self.response_complete = True
-        self.set()
+        if self._reader is not None:
+            self.set()
         if not self.keep_alive:
             self._transport.close()
         self._connection.on_response_complete()

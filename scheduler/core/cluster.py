@@ -45,12 +45,14 @@ class Measures:
         self.changes = 0  # counted, so that scores are worked out anew only then
 
     def note_latency(self, seconds: float) -> None:
-        self.latency_seconds = averaged(self.latency_seconds, seconds)
+        known = self.latency_seconds
+        self.latency_seconds = seconds if known is None else known + FRESH_SHARE * (seconds - known)
         self.unknown &= ~NO_LATENCY
         self.changes += 1
 
     def note_rate(self, tokens_per_second: float) -> None:
-        self.tokens_per_second = averaged(self.tokens_per_second, tokens_per_second)
+        known, new = self.tokens_per_second, tokens_per_second
+        self.tokens_per_second = new if known is None else known + FRESH_SHARE * (new - known)
         self.unknown &= ~NO_RATE
         self.changes += 1
 
@@ -61,10 +63,6 @@ class Measures:
             tokens_per_second is None
         )
         self.changes += 1
-
-
-def averaged(known: float | None, new: float) -> float:
-    return new if known is None else known + FRESH_SHARE * (new - known)
 
 
 class BackendState:
@@ -124,9 +122,10 @@ class BackendState:
     def is_down(self) -> bool:
         """The last poll could not reach it, and no request has succeeded since. Like a failed
         one it is left alone while there are others, and tried when there are none (P5)."""
-        telemetry = self.fresh_telemetry()
+        telemetry = self.telemetry
         return (
-            telemetry is not None
+            self.fresh
+            and telemetry is not None
             and telemetry.reachable is False
             and telemetry.observed_at >= self.answered_at
         )

@@ -47,35 +47,40 @@ class Dispatcher:
             flow.lane.largest_bonus = choice.wait_bonus
         flow.head()  # drops those before it that have left
         ticket = flow.tickets.popleft()
-        self._grant(ticket, choice, now)
+        self._grant(ticket, choice, cluster.usable(flow.cls), now)
         self._waiting.leave(ticket, now)
         return ticket
 
-    def at_once(self, ticket: Ticket, now: float) -> None:
-        """Serve a job that finds nobody waiting and a free slot, without queueing it first."""
+    def at_once(self, ticket: Ticket, usable: int, now: float) -> None:
+        """Serve a job that finds nobody waiting and a free slot, without queueing it first.
+        ``usable`` as of ``Cluster``, likewise below."""
         flow = ticket.flow
         unit = flow.unit
         if not unit.running:
             self._roster.activated(unit)
         self._share.join(flow)
         flow.standing.own_tag = unit.tag  # it waits nowhere, so that it has no offset
-        self._grant(ticket, only_choice(self._share, flow, ticket, now), now)
+        self._grant(ticket, only_choice(self._share, flow, ticket, now), usable, now)
 
-    def _grant(self, ticket: Ticket, choice: Choice, now: float) -> None:
+    def _grant(self, ticket: Ticket, choice: Choice, usable: int, now: float) -> None:
         share = self._share
         flow, job = choice.flow, ticket.job
         cls, unit = flow.cls, flow.unit
-        usable = self._cluster.usable(cls)
         offer, reason, points = place(cls, job.cache_key, usable, self.scoring)
         if not usable & self._cluster.alive:
             reason = "fail_open"
         failures = ticket.ruled_out
         if usable != cls.everything:
             failures += failures_now(cls.offers, usable, now)
-        weight = self._roster.weight(unit)
+        weight = unit.fixed_weight
+        if weight is None:
+            weight = self._roster.weight(unit)
         hold = share.hold_for(unit, job)
         group = unit.account.spec.group_name
         beta = share.burst.beta
+        ahead = _NOBODY
+        if ticket.dispatches_before != cls.pool.dispatches:
+            ahead = _served_since(ticket, cls.pool)
         decision = Decision(
             offer.backend.spec.backend_id,
             points,
@@ -91,7 +96,7 @@ class Dispatcher:
             choice.priority(beta),
             ticket.position_at_arrival,
             ticket.wait_reason,
-            _served_since(ticket, cls.pool),
+            ahead,
             self._cluster.names,
         )
         lease = Lease(ticket, flow, offer, decision, hold, weight, now)
@@ -170,8 +175,6 @@ class Dispatcher:
 
 def _served_since(ticket: Ticket, pool: Pool) -> Served:
     """{group: (jobs, tokens held)} of the pool served while the ticket waited. O(groups)."""
-    if ticket.dispatches_before == pool.dispatches:
-        return _NOBODY
     before = ticket.served_before
     ahead: dict[str, tuple[int, float]] = {}
     for group, (jobs, tokens) in pool.served.items():

@@ -113,8 +113,10 @@ class FairShare:
         if tag < level:
             self._lift(unit, standing, level - tag)
             return
+        if tag <= standing.own_tag:
+            return
         highest = level + (self.debt_cap + unit.held) / self.roster.weight(unit)
-        if tag <= highest or tag <= standing.own_tag:
+        if tag <= highest:
             return
         excess = tag - max(highest, standing.own_tag)
         if unit.waiting_pools:
@@ -212,7 +214,10 @@ class FairShare:
         unit.held += hold
         if hold > unit.largest_hold:
             unit.largest_hold = hold
-        lease.clips = self._charge(flow, hold / lease.weight, lease.background)
+        if unit.waiting_pools:
+            lease.clips = self._charge(flow, hold / lease.weight, lease.background)
+        else:  # it waits nowhere, so that nothing can be clipped
+            self._move(flow, hold / lease.weight, lease.background)
 
     def reserve(self, lease: Lease) -> None:
         """The same for a job that runs already: it says nothing of who is being served now."""
@@ -240,7 +245,8 @@ class FairShare:
         unit.held -= lease.charged
         if not unit.running:
             unit.held = 0.0  # sheds what rounding has left
-        if lease.clips is None and not self._waits_elsewhere(flow, lease.background):
+        waits = unit.waiting_pools and self._waits_elsewhere(flow, lease.background)
+        if lease.clips is None and not waits:
             self._move(flow, (cost - lease.charged) / lease.weight, lease.background)
         else:
             self._release(lease)

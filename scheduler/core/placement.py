@@ -268,8 +268,11 @@ def place(
     if usable != cls.everything:
         candidates = [offer for offer in candidates if offer.bit & usable]
     scoring.score(candidates)
-    points = [offer.points for offer in candidates]
-    totals = [offer.total for offer in candidates]
+    points: list[Points] = []
+    totals: list[float] = []
+    for offer in candidates:
+        points.append(offer.points)
+        totals.append(offer.total)
     home = None
     if cache_key is not None:
         home = home_of(cache_key, candidates)
@@ -278,23 +281,30 @@ def place(
         totals[i] += scoring.affinity
     if len(candidates) == 1:
         return candidates[0], "only_candidate", points
-    if cls.strategy == "round_robin":
-        return min(candidates, key=_last_picked), "round_robin", points
     if cls.strategy == "affinity" and home is not None:
         return home, "affinity", points
-    enough = max(totals) - TIE_POINTS
-    tied = [offer for offer, total in zip(candidates, totals, strict=True) if total >= enough]
-    if len(tied) > 1:
-        return min(tied, key=_last_picked), "round_robin", points
-    chosen = tied[0]
-    if chosen is home and len([t for t in totals if t >= enough - scoring.affinity]) > 1:
+    least = float("-inf") if cls.strategy == "round_robin" else max(totals) - TIE_POINTS
+    chosen, tied = _picked_longest_ago(candidates, totals, least)
+    if tied > 1:
+        return chosen, "round_robin", points
+    if chosen is home and len([t for t in totals if t >= least - scoring.affinity]) > 1:
         return chosen, "affinity", points  # without these points another one would have won
     return chosen, "score", points
 
 
-def _last_picked(offer: Offer) -> int:
-    """For a choice of the one that was chosen least recently."""
-    return offer.backend.picked
+def _picked_longest_ago(
+    offers: Sequence[Offer], totals: Sequence[float], least: float
+) -> tuple[Offer, int]:
+    """Of those with at least ``least`` points the one that was chosen least recently; and how
+    many there are. One pass, as it is taken for each request."""
+    chosen, tied = offers[0], 0
+    for offer, total in zip(offers, totals, strict=True):
+        if total < least:
+            continue
+        if not tied or offer.backend.picked < chosen.backend.picked:
+            chosen = offer
+        tied += 1
+    return chosen, tied
 
 
 Constraint = Callable[[Job, ModelSpec], str | None]

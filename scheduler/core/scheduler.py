@@ -278,7 +278,8 @@ class Scheduler:
         waiting = self._waiting
         if waiting.queued:
             self._drop_overdue(now)
-        self._share.burst.after_pass(waiting.queued, now)
+        if waiting.queued or self._share.burst.contended:
+            self._share.burst.after_pass(waiting.queued, now)
         changed = self._changed
         if changed:
             self._changed = []
@@ -289,13 +290,15 @@ class Scheduler:
         waiting = self._waiting
         newcomer = waiting.newcomer
         if newcomer is not None:
-            if not waiting.queued and self._cluster.usable(newcomer.flow.cls):
+            usable = 0 if waiting.queued else self._cluster.usable(newcomer.flow.cls)
+            if usable:
                 waiting.newcomer = None
-                self._dispatcher.at_once(newcomer, now)
+                self._dispatcher.at_once(newcomer, usable, now)
                 self._changed.append(newcomer)
             else:
                 waiting.let_in(now)
-        self._share.window.expire(now)
+        if now >= self._share.window.expires_at:
+            self._share.window.expire(now)
         if not waiting.queued:
             return
         while ticket := self._dispatcher.one(waiting.classes, now):
@@ -385,7 +388,8 @@ class Scheduler:
     def _end(self, lease: Lease, cost: float, state: TicketState, now: float) -> None:
         lease.ticket.state = state
         self._dispatcher.end(lease, cost, now)
-        self._rest_if_idle(now)
+        if not self._dispatcher.running:
+            self._rest_if_idle(now)
         self._dirty = True
 
     def _rest_if_idle(self, now: float) -> None:
@@ -437,12 +441,19 @@ class Scheduler:
         if backend is not None:
             self._cluster.mark_busy(backend, now, seconds)
 
-    def mark_ok(self, backend_id: int, now: float) -> None:
-        """A request succeeded there: it is trusted again."""
+    def mark_ok(self, backend_id: int, now: float) -> bool:
+        """A request succeeded there: it is trusted again. False: it was all the time."""
         backend = self._cluster.by_id.get(backend_id)
-        if backend is not None and (backend.suspect or backend.is_down()):
-            self._cluster.mark_ok(backend, now)
-            self._dirty = True
+        if backend is None or not (backend.suspect or (backend.fresh and backend.is_down())):
+            return False
+        self._cluster.mark_ok(backend, now)
+        self._dirty = True
+        return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is anything that ``pump`` may have to be called for at some time."""
+        return self._dirty or bool(self._changed) or self._waiting.queued > 0
 
     def next_event(self, now: float) -> float | None:
         """When to call ``pump`` although nothing else happens. None: never."""
