@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import httptools
 
+from backends.opening import Opening
 from backends.response import Response
 
 MAX_HEAD_BYTES = 64 * 1024  # also the most bytes in a row that bring no content
@@ -20,6 +21,14 @@ _FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"keep-al
 
 class _Rejected(Exception):  # noqa: N818
     """Raised in a callback of the parser, to stop it."""
+
+
+class _Head(NamedTuple):
+    """What a head said, but for its Content-Length."""
+
+    headers: list[tuple[bytes, bytes]]
+    length_at: int  # of them
+    idle_seconds: float
 
 
 class Incoming:
@@ -37,6 +46,7 @@ class Incoming:
         "_head_done",
         "_headers",
         "_interim",
+        "_known",
         "_overhead",
         "_parser",
         "_problem",
@@ -50,6 +60,7 @@ class Incoming:
 
     def __init__(self) -> None:
         self._problem = ""
+        self._known: Opening[_Head] | None = None  # how the answer before this one began
         self._parser: Any = httptools.HttpResponseParser(self)
 
     def begin(self, response: Response, *, expects_body: bool) -> None:
@@ -72,6 +83,8 @@ class Incoming:
         """Parse some bytes, and return what is wrong with them, or nothing."""
         before = self._response.buffered
         if not self._head_done:
+            if self._known is not None and not self._fed and self._take_known(data):
+                return ""
             self._fed += len(data)
         try:
             self._parser.feed_data(data)
@@ -79,6 +92,8 @@ class Incoming:
             if not self.complete:
                 return self._problem or str(error) or "not HTTP"
             self.keep_alive = False  # surplus bytes: the response itself is whole
+        if self.complete and self._fed == len(data):
+            self._remember(data)
         if self.between_chunks and not data.endswith(b"\r\n"):
             self.between_chunks = False  # the next one's size has begun
         if self._response.buffered == before and not self.complete:
@@ -88,6 +103,32 @@ class Incoming:
         else:
             self._overhead = 0
         return ""
+
+    def _take_known(self, data: bytes) -> bool:
+        """Take a whole answer that begins like the one before it, without the parser."""
+        known = self._known
+        body = known.body_of(data) if known is not None and self._expects_body else None
+        if known is None or body is None:
+            self._known = None
+            return False
+        headers = known.head.headers.copy()
+        headers[known.head.length_at] = (b"content-length", b"%d" % len(body))
+        self.keep_alive = self._head_done = self.complete = True
+        self.idle_seconds = known.head.idle_seconds
+        response = self._response
+        if body:
+            response.chunks.append(body)
+            response.buffered += len(body)
+        response.begin(200, headers)
+        return True
+
+    def _remember(self, data: bytes) -> None:
+        """An answer came whole, in one read: the next one may begin likewise."""
+        response = self._response
+        if response.status == 200 and self.keep_alive and self._content_length:
+            names = [name for name, _ in response.headers]
+            head = _Head(response.headers, names.index(b"content-length"), self.idle_seconds)
+            self._known = Opening.of(data, head)
 
     def whole_chunks(self, data: bytes) -> bytes | None:
         """Return the content of what is whole chunks of the body and nothing else.

@@ -17,9 +17,10 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from backends.opening import Opening
 from mindrouter.asgi import is_gateways, serve
 from mindrouter.gateway.client import Client
-from mindrouter.gateway.heads import Head, Opening
+from mindrouter.gateway.heads import Head
 from mindrouter.gateway.wire import Wire
 
 #: Seconds for a request's head to arrive whole, from its first byte or from the connection.
@@ -67,7 +68,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._served: Any = None  # the request being answered; uvicorn's ``cycle`` is the latest
-        self._opening: Opening | None = None  # how the latest request began
+        self._opening: Opening[Head] | None = None  # how the latest request began
 
     # ---- asyncio
 

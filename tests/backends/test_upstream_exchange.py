@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.connection import Connection
+from backends.incoming import Incoming
 from backends.upstream import InvalidResponse
 from tests.backends.conftest import Client
 from tests.stubs.scripted import ScriptedStub, StubConnection, chunk, head
@@ -417,3 +418,62 @@ async def test_a_cancelled_read_loses_nothing(client: Client) -> None:
                 await response.read()
         go_on.set()
         assert await response.read_all(10) == b"a"
+
+
+async def test_an_answer_that_begins_like_the_one_before_needs_no_parser(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[tuple[bytes, bytes]] = []
+
+    class Watched(Incoming):
+        __slots__ = ()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            parsed.append((name, value))
+            super().on_header(name, value)
+
+    monkeypatch.setattr("backends.connection.Incoming", Watched)
+
+    def answer(day: str, body: bytes) -> bytes:
+        return head(200, [("Date", day), ("Content-Length", str(len(body)))]) + body
+
+    answers = [
+        [answer("today", b"one")],
+        [answer("today", b"three")],  # known
+        [answer("today", b"")],  # known
+        [answer("today", b"12345678")[:-3], b"678"],  # not whole at once
+        [answer("today", b"x")],  # forgotten by then
+        [answer("tomorrow", b"yz")],  # another head
+        [answer("tomorrow", b"0123456789")],  # known
+    ]
+
+    async def script(conn: StubConnection) -> None:
+        left = iter(answers)
+        async for _ in conn:
+            for i, part in enumerate(next(left)):
+                if i:
+                    await half.wait()
+                await conn.write(part)
+
+    half = asyncio.Event()
+    async with await ScriptedStub.start(script) as stub:
+        seen = []
+        for parts in answers:
+            before = len(parsed)
+            response = await client.send(stub.url)
+            if len(parts) > 1:
+                half.set()
+            body = await response.read_all(100)
+            assert body == b"".join(parts).partition(b"\r\n\r\n")[2]
+            day = response.header(b"date")
+            seen.append((day, response.header(b"content-length"), len(parsed) - before))
+        assert len(stub.connections) == 1
+    assert seen == [
+        (b"today", b"3", 2),
+        (b"today", b"5", 0),
+        (b"today", b"0", 0),
+        (b"today", b"8", 2),
+        (b"today", b"1", 2),
+        (b"tomorrow", b"2", 2),
+        (b"tomorrow", b"10", 0),
+    ]
