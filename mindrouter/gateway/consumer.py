@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from channels.consumer import AsyncConsumer
 from django.conf import settings
@@ -91,6 +91,17 @@ _EXPOSED = b", ".join(
         ),
     )
 )
+
+
+def _ids() -> Iterator[str]:
+    """Random ids of 128 bits; the system is asked once for 256 of them."""
+    while True:
+        digits = os.urandom(16 * 256).hex()
+        for start in range(0, len(digits), 32):
+            yield digits[start : start + 32]
+
+
+_new_id = _ids().__next__
 _starting = asyncio.Lock()
 _failed = FailedAttempts()
 
@@ -146,7 +157,7 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]
 async def serve(client: Client) -> None:
     """Serve one request. No exception leaves it: once a response has begun, a server such as
     daphne would try to begin a second one, and stop noticing clients that leave."""
-    request_id = os.urandom(16).hex()
+    request_id = _new_id()
     logs.request_id.set(request_id)
     head = client.head
     common = client.common_headers

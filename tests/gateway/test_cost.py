@@ -116,7 +116,9 @@ async def test_a_request_takes_few_calls_and_two_writes_and_no_query(
     assert costs.of_each(REQUESTS).total() <= 205, costs.of_each(REQUESTS).most_common()
 
 
-async def test_a_request_on_a_known_connection_is_not_parsed_nor_its_answer(router: RunningRouter) -> None:
+async def test_a_request_on_a_known_connection_is_not_parsed_nor_its_answer(
+    router: RunningRouter,
+) -> None:
     async with await router.raw() as client:
         await ask(client, 2)
         with counting() as costs:
