@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ LOGIN_REDIRECT_URL = "admin:index"
 
 # ---- applications
 INSTALLED_APPS = [
-    "daphne",  # first: its runserver is the one used
+    # First, as its runserver is the one used. For that alone: it takes 0.6 s to import.
+    *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),
     "unfold.apps.BasicAppConfig",
     "unfold.contrib.filters",
     "unfold.contrib.simple_history",

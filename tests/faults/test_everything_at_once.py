@@ -7,11 +7,15 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from accounts.models import Group
 from backends.models import Backend
+from mindrouter.gateway import consumer
+from mindrouter.gateway.client import Client
+from mindrouter.gateway.exchange import Exchange
 from tests.running import RawClient, RunningRouter, until
 from tests.stubs.openai_stub import (
     Behaviour,
@@ -85,7 +89,7 @@ class Crowd:
                 [None, None, RawClient.close, RawClient.reset]
             )
             if leave is None:
-                answer = await client.response_or_stream(within=20.0)
+                answer = await client.response_or_stream(within=60.0)
                 self.statuses[answer[9:12].decode()] += 1
             else:
                 await asyncio.sleep(self.dice.random() * 0.2)
@@ -115,9 +119,21 @@ def _change(backend: str, fields: dict[str, object], weight: float) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_nothing_is_lost_leaked_or_counted_twice(
-    router: RunningRouter, settings: object, caplog: pytest.LogCaptureFixture, seed: int
+    router: RunningRouter,
+    settings: object,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
 ) -> None:
     dice = random.Random(seed)
+    came: list[str] = []  # the ids of all whose head was read
+
+    def begin(client: Client, operation: Any, request_id: str, runtime: Any) -> Exchange:
+        came.append(request_id)
+        return begin_exchange(client, operation, request_id, runtime)
+
+    begin_exchange = consumer._exchange
+    monkeypatch.setattr(consumer, "_exchange", begin)
     settings.BACKEND_FAIL_WINDOW = 0.1  # type: ignore[attr-defined]
     settings.SCHEDULER_MAX_WAIT = 3.0  # type: ignore[attr-defined]
     settings.QUEUE_KEEPALIVE_AFTER = 0.1  # type: ignore[attr-defined]
@@ -138,12 +154,13 @@ async def test_nothing_is_lost_leaked_or_counted_twice(
     admin.cancel()
     await router.ask(lambda: Backend.objects.update(enabled=True, draining=False))
     await router.reload()
-    await router.idle(within=10.0)
+    await router.idle(within=60.0)
 
     assert (router.in_flight, router.waiting) == (0, 0)
     records = await router.records()
-    assert len(records) == len({r.request_id for r in records})
-    assert REQUESTS * 0.95 < len(records) <= REQUESTS  # some left before their head was read
+    # Some left before their head was read: the slower the machine, the more of them.
+    assert sorted(r.request_id for r in records) == sorted(came)
+    assert crowd.statuses.total() < len(came) <= REQUESTS
     assert {r.outcome for r in records} == {"completed", "refused", "cancelled", "failed"}
     for record in records:
         assert record.ended_at is not None
