@@ -201,7 +201,8 @@ async def until(condition: Callable[[], Any]) -> None:
 
 def prepare(folder: Path, backend_url: str) -> tuple[str, str]:
     """A database with a backend of ``SLOTS`` slots and two users, in the folder."""
-    group = make_group("ada", scheduler_weight=1)
+    # The budget is there from the start: what was used of a later one is known a poll later.
+    group = make_group("ada", scheduler_weight=1, token_budget=1_000_000)
     backend = make_backend(
         "a",
         models=("m",),
