@@ -20,6 +20,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from accounts.models import LAST_SUPERUSER, ApiKey, Boost, Role, User, is_last_superuser
+from audit.triggers import histories
 
 #: Rows of requests that are rewritten in one transaction, so that the log is never locked for long.
 BATCH = 500
@@ -80,6 +81,9 @@ def _erase_history(user: User) -> None:
     keys.update(name=_ERASED, prefix="")
     boosts: Any = Boost.history.filter(user_id=user.pk)
     boosts.update(name=_ERASED, reason="")
+    for history in histories():
+        rows: Any = history._default_manager  # noqa: SLF001
+        rows.filter(history_user=user).update(history_actor=user.username)
 
 
 def _erase_traces(user: User, names: Iterable[str]) -> None:

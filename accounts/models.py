@@ -16,7 +16,8 @@ from django.db.models import ProtectedError, Q
 from django.db.models.signals import post_delete
 from django.dispatch import receiver
 from django.utils import timezone
-from simple_history.models import HistoricalRecords
+
+from audit.records import audited
 
 MAX_WEIGHT = Decimal(1000000000)
 KEY_PREFIX = "mr-"
@@ -124,7 +125,7 @@ class Group(Limits):
     total_budget_period = models.CharField(
         max_length=5, choices=BudgetPeriod, null=True, blank=True, help_text="Calendar period."
     )
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         db_table = "groups"
@@ -155,7 +156,7 @@ class User(AbstractUser):
         Group, on_delete=models.PROTECT, null=True, blank=True, related_name="members"
     )
     role = models.CharField(max_length=10, choices=Role, default=Role.USER)
-    history = HistoricalRecords(excluded_fields=["password", "last_login"])
+    history = audited(excluded_fields=["password", "last_login"])
     stored_role: str = Role.USER  # as it was read or last saved
 
     class Meta:
@@ -229,7 +230,7 @@ class Quota(Limits):
     weight_override = weight_field(
         help_text="Takes precedence over the group's weight. Empty: the group's weight."
     )
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         constraints: ClassVar = [weight_constraint("weight_override", "quota_weight_in_range")]
@@ -263,7 +264,7 @@ class Boost(models.Model):
     made_by = models.ForeignKey(
         User, on_delete=models.SET_NULL, null=True, editable=False, related_name="+"
     )
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         ordering: ClassVar = ["-ends_at", "name"]
@@ -315,7 +316,7 @@ class ModelLimits(Limits):
     """What all users together may use of one model, by the name that its backends list."""
 
     model_name = models.CharField(max_length=300, unique=True)
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         ordering: ClassVar = ["model_name"]
@@ -383,7 +384,7 @@ class ApiKey(Limits):
     previous_sha256 = models.CharField(max_length=64, null=True, unique=True, editable=False)
     previous_until = models.DateTimeField(null=True, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
-    history = HistoricalRecords(excluded_fields=["sha256", "previous_sha256"])
+    history = audited(excluded_fields=["sha256", "previous_sha256"])
 
     class Meta:
         ordering: ClassVar = ["user", "name"]

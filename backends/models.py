@@ -11,8 +11,8 @@ from typing import ClassVar
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
-from simple_history.models import HistoricalRecords
 
+from audit.records import audited
 from backends.crypto import EncryptedTextField
 from backends.fields import NumbersField
 from backends.validators import (
@@ -98,7 +98,7 @@ class Node(models.Model):
         validators=[validate_key],
         help_text="Sent as X-Sidecar-Key and as Bearer token. Stored encrypted, never shown.",
     )
-    history = HistoricalRecords(excluded_fields=["telemetry_key"])
+    history = audited(excluded_fields=["telemetry_key"])
 
     class Meta:
         ordering: ClassVar = ["name"]
@@ -200,7 +200,7 @@ class Backend(models.Model):
         help_text="Numbers of the node's GPUs that it uses, such as 0, 1. Empty: all of them. "
         "Their memory counts for models that are not loaded yet.",
     )
-    history = HistoricalRecords(excluded_fields=["api_key"])
+    history = audited(excluded_fields=["api_key"])
 
     class Meta:
         ordering: ClassVar = ["name"]
@@ -260,7 +260,7 @@ class BackendModel(models.Model):
     detected_moderation = models.BooleanField(null=True, editable=False)
     detected_context_length = models.PositiveIntegerField(null=True, editable=False)
     detected_vram_mib = models.FloatField(null=True, editable=False)
-    history = HistoricalRecords(
+    history = audited(
         excluded_fields=[
             "listed",
             *(f"detected_{name}" for name in (*CAPABILITIES, "context_length", "vram_mib")),
@@ -382,7 +382,7 @@ class Alias(models.Model):
     targets = models.JSONField(
         validators=[validate_model_names], help_text="List of model names, best first."
     )
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         ordering: ClassVar = ["name"]
@@ -397,7 +397,7 @@ class ModelStrategy(models.Model):
 
     model_name = models.CharField(max_length=300, unique=True)
     strategy = models.CharField(max_length=12, choices=Strategy, default=Strategy.SCORE)
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         ordering: ClassVar = ["model_name"]

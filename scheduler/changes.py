@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -36,6 +36,7 @@ TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
     "settings": (SiteSettings, ""),
 }
 PAGE_ROWS = 50
+_INSTANT = timedelta(microseconds=1)
 NOTHING = "–"
 _WHAT_IF = re.compile(r"What-if (\d{1,18}):")
 _REASON_LENGTH = 100  # of the history's column
@@ -62,6 +63,8 @@ class Change:
     history_id: int
     at: datetime
     who: str
+    address: str  # the client's; empty for a command
+    via: str  # the page, operation or command
     what: str  # the row's name
     action: str  # made, changed, deleted
     values: Sequence[Value]
@@ -88,6 +91,21 @@ def changes(
         [_change(user, name, row, earlier.get((name, row.previous_id))) for name, row in page],
         page[-1][1].history_date if rest else None,
     )
+
+
+def every_change(user: Any, kind: str = "") -> Iterator[Change]:
+    """All that ``user`` may read, newest first, page by page."""
+    before: datetime | None = None
+    seen: set[tuple[str, int]] = set()
+    while True:
+        # Rows of one instant may lie on both sides of a page's end: those are looked at again.
+        page, further = changes(user, kind=kind, before=before and before + _INSTANT)
+        new = [one for one in page if (one.kind, one.history_id) not in seen]
+        yield from new
+        seen = {(one.kind, one.history_id) for one in page}
+        if further is None:
+            return
+        before = further if new else further - _INSTANT
 
 
 def may(user: Any, action: str, model: type[models.Model]) -> bool:
@@ -140,7 +158,9 @@ def _change(user: Any, kind: str, row: Any, earlier: Any) -> Change:
         kind=kind,
         history_id=row.history_id,
         at=row.history_date,
-        who=row.history_user.username if row.history_user else "",
+        who=row.history_user.username if row.history_user else row.history_actor,
+        address=row.history_address,
+        via=row.history_via,
         what=" on ".join(_shown(row, model._meta.get_field(one)) for one in columns.split()),
         action=action,
         values=values if row.history_type == "~" else [],

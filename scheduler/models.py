@@ -8,9 +8,9 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
-from simple_history.models import HistoricalRecords
 
 from accounts.models import User
+from audit.records import audited
 
 
 def _price(help_text: str, **options: Any) -> models.DecimalField[Any, Any]:
@@ -244,7 +244,7 @@ class ModelPrice(models.Model):
         blank=True,
     )
     completion = _price("A million tokens of answers.")
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         ordering: ClassVar = ["model_name"]
@@ -356,7 +356,7 @@ class SiteSettings(models.Model):
         blank=True,
         help_text="The user that Ollama's clients without a key count as. Empty: a key is needed.",
     )
-    history = HistoricalRecords()
+    history = audited()
 
     class Meta:
         verbose_name = "settings"

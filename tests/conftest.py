@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from tests.running import RunningRouter
     from tests.stubs.openai_stub import OpenAIStub
 
+# Emptying the database after a test would be refused; ``tests/audit`` makes the triggers itself.
+post_migrate.disconnect(sender=apps.get_app_config("scheduler"), dispatch_uid="append-only")
+
 _SERVED = {"gateway", "faults", "e2e", "operations"}
 
 

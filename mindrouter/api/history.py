@@ -33,7 +33,9 @@ class ChangeSerializer(serializers.Serializer[Any]):
 class HistoryEntrySerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     at = serializers.DateTimeField()
-    user = serializers.CharField(allow_null=True, help_text="null: not a person, or deleted.")
+    user = serializers.CharField(allow_null=True, help_text="null: not a person.")
+    address = serializers.CharField(allow_null=True, help_text="The client's; null: a command.")
+    via = serializers.CharField(allow_null=True, help_text="The page, operation or command.")
     reason = serializers.CharField(allow_null=True)
     kind = serializers.ChoiceField(choices=["created", "changed", "deleted"])
     changes = ChangeSerializer(many=True)
@@ -72,7 +74,9 @@ def _entries(found: Sequence[Any], size: int) -> list[dict[str, Any]]:
         {
             "id": row.pk,
             "at": row.history_date,
-            "user": row.history_user.username if row.history_user else None,
+            "user": row.history_user.username if row.history_user else row.history_actor or None,
+            "address": row.history_address or None,
+            "via": row.history_via or None,
             "reason": row.history_change_reason,
             "kind": _KINDS[row.history_type],
             "changes": _changes(found[place + 1] if place + 1 < len(found) else None, row, names),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 from datetime import datetime
+from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.utils.dateparse import parse_datetime
 from django.views.decorators.http import require_POST, require_safe
 
-from scheduler.changes import TRACKED, CannotRevert, changes, may
+from scheduler.changes import TRACKED, CannotRevert, Change, Value, changes, every_change, may
 from scheduler.changes import revert as take_back
+from scheduler.pages.reports import harmless
 
 
 @require_safe
@@ -37,6 +40,38 @@ def history(request: HttpRequest) -> HttpResponse:
         "is_later_page": bool(request.GET.get("before")),
     }
     return TemplateResponse(request, "pages/history.html", context)
+
+
+@require_safe
+def export(request: HttpRequest, form: str) -> HttpResponseBase:
+    """Every change that the reader may see, as ``csv`` (a row for each value) or ``json``."""
+    if not request.user.has_perm("accounts.view_group"):
+        raise PermissionDenied
+    if form not in ("csv", "json"):
+        raise Http404
+    kind = request.GET.get("kind", "")
+    found = every_change(request.user, kind if kind in TRACKED else "")
+    headers = {"Content-Disposition": f'attachment; filename="mindrouter-history.{form}"'}
+    if form == "json":
+        return JsonResponse([_as_values(one) for one in found], safe=False, headers=headers)
+    answer = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
+    writer = csv.writer(answer)
+    writer.writerow([*_COLUMNS, "value", "before", "after"])
+    for one in found:
+        values = _as_values(one)
+        row = [harmless(values[name]) for name in _COLUMNS]
+        for value in one.values or [Value("", "", "")]:
+            writer.writerow([*row, *map(harmless, (value.name, value.before, value.after))])
+    return answer
+
+
+_COLUMNS = ("at", "who", "address", "via", "kind", "what", "action", "reason")
+
+
+def _as_values(change: Change) -> dict[str, Any]:
+    values = {name: getattr(change, name) for name in _COLUMNS}
+    told = [{"name": v.name, "before": v.before, "after": v.after} for v in change.values]
+    return values | {"at": change.at.isoformat(), "values": told}
 
 
 @require_POST

@@ -108,7 +108,7 @@ def export(request: HttpRequest, what: str, form: str) -> HttpResponse:
     if rows:
         writer = csv.DictWriter(answer, rows[0].keys())
         writer.writeheader()
-        writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
+        writer.writerows({key: harmless(value) for key, value in row.items()} for row in rows)
     return answer
 
 
@@ -117,7 +117,7 @@ def _require(request: HttpRequest) -> None:
         raise PermissionDenied
 
 
-def _harmless(value: Any) -> Any:
+def harmless(value: Any) -> Any:
     """A name that a spreadsheet would run is shown to it as text."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 

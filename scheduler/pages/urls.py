@@ -38,6 +38,7 @@ urlpatterns = [
     path("limits/", view(limits.limits), name="limits"),
     path("advice/", view(advice.advice), name="advice"),
     path("history/", view(history.history), name="history"),
+    path("history.<str:form>", view(history.export), name="history_export"),
     path("history/<str:kind>/<int:history_id>/", view(history.revert), name="history_revert"),
     path("decisions/", view(decisions.decisions), name="decisions"),
     path("decisions/<str:request_id>/", view(decisions.decision), name="decision"),

@@ -29,6 +29,7 @@ except FileNotFoundError as missing:
 #: Tests that use the database, run again on PostgreSQL.
 SAME_TESTS = (
     "tests/scheduler/test_triggers.py",
+    "tests/audit/test_records.py",
     "tests/scheduler/test_apply.py",
     "tests/scheduler/test_export.py",
     "tests/scheduler/test_loading.py",
