@@ -11,6 +11,7 @@ import secrets
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dj_database_url
 import django_stubs_ext
@@ -115,6 +116,13 @@ AXES_FAILURE_LIMIT = 10
 AXES_VERBOSE = False
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+# An identity provider that people may sign in at: its issuer's URL; empty: none, and nothing of
+# it is loaded. Its client is told https://OUR-NAME/oidc/provider/login/callback/.
+OIDC_ISSUER = env.str("OIDC_ISSUER", "")
+OIDC_CLIENT_ID = env.str("OIDC_CLIENT_ID", "mindrouter")
+OIDC_CLIENT_SECRET = env.str("OIDC_CLIENT_SECRET", "")
+OIDC_NAME = env.str("OIDC_NAME", "Single sign-on")
+OIDC_GROUP_CLAIM = env.str("OIDC_GROUP_CLAIM", "groups")
 LOGIN_URL = "admin:login"
 LOGIN_REDIRECT_URL = "admin:index"
 
@@ -160,6 +168,39 @@ MIDDLEWARE = [
     "simple_history.middleware.HistoryRequestMiddleware",
     "axes.middleware.AxesMiddleware",
 ]
+if OIDC_ISSUER:
+    INSTALLED_APPS += [
+        "allauth",
+        "allauth.account",
+        "allauth.socialaccount",
+        "allauth.socialaccount.providers.openid_connect",
+    ]
+    MIDDLEWARE.append("allauth.account.middleware.AccountMiddleware")
+    ACCOUNT_ADAPTER = "accounts.oidc.AccountAdapter"
+    ACCOUNT_EMAIL_VERIFICATION = "none"
+    ACCOUNT_SIGNUP_FIELDS = ["username*"]  # an e-mail address is not needed
+    ACCOUNT_UNIQUE_EMAIL = False  # nor does one prove who somebody is
+    SOCIALACCOUNT_ONLY = True
+    SOCIALACCOUNT_ADAPTER = "accounts.oidc.ProviderAdapter"
+    SOCIALACCOUNT_PROVIDERS = {
+        "openid_connect": {
+            "OAUTH_PKCE_ENABLED": True,
+            "APPS": [
+                {
+                    "provider_id": "provider",
+                    "name": OIDC_NAME,
+                    "client_id": OIDC_CLIENT_ID,
+                    "secret": OIDC_CLIENT_SECRET,
+                    "settings": {"server_url": OIDC_ISSUER, "oauth_pkce_enabled": True},
+                }
+            ],
+        }
+    }
+    _issuer = urlsplit(OIDC_ISSUER)
+    # The button's form leads there.
+    CONTENT_SECURITY_POLICY["DIRECTIVES"]["form-action"].append(
+        f"{_issuer.scheme}://{_issuer.netloc}"
+    )
 ROOT_URLCONF = "mindrouter.urls"
 ASGI_APPLICATION = "mindrouter.asgi.application"
 TEMPLATES = [
@@ -172,6 +213,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "mindrouter.site.sign_in_elsewhere",
             ]
         },
     }

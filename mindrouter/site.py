@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
 from django.contrib import admin
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -41,6 +42,11 @@ def stylesheet(request: HttpRequest) -> str:
 def zone_script(request: HttpRequest) -> str:
     """Says the viewer's time zone, on every page of the site."""
     return static("mindrouter/zone.js")
+
+
+def sign_in_elsewhere(request: HttpRequest) -> dict[str, Any]:
+    """For templates: the identity provider's name, if there is one."""
+    return {"identity_provider": settings.OIDC_NAME if settings.OIDC_ISSUER else ""}
 
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Addresses of pages and of the management API; the gateway's are in ``asgi.py``."""
 
+from django.conf import settings
 from django.contrib import admin
 from django.urls import include, path
 
@@ -12,3 +13,6 @@ urlpatterns = [
     path("api/admin/", include("scheduler.urls")),
     path("api/admin/", include("mindrouter.api.urls")),
 ]
+if settings.OIDC_ISSUER:
+    # Only these of allauth's: accounts have pages of their own.
+    urlpatterns += [path("", include("allauth.socialaccount.providers.openid_connect.urls"))]
