@@ -18,8 +18,13 @@ export DEMO
 run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 	@exec $(BIN)/python manage.py start
 
+# Two gateways, two schedulers, PostgreSQL and Redis, all on this machine.
+.PHONY: cluster
+cluster: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL)) redis postgresql
+	@exec $(BIN)/python manage.py cluster
+
 # Three at a time, as many tests wait for other processes; a file's tests share what they start.
-test: $(VENV)/.installed-dev $(MODEL) browser redis nginx
+test: $(VENV)/.installed-dev $(MODEL) browser redis nginx postgresql
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Client packages that cannot share an environment with the newest ones, and Node's where it is.
@@ -129,6 +134,17 @@ nginx:
 	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } || \
 	  echo "nginx could not be installed; the tests of proxies will be skipped."
+
+# And PostgreSQL, without the server that Debian would start for it.
+POSTGRESQL_SERVERS := /usr/lib/postgresql
+.PHONY: postgresql
+postgresql:
+	@ls $(POSTGRESQL_SERVERS)/*/bin/postgres >/dev/null 2>&1 || command -v initdb >/dev/null || \
+	  test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { mkdir -p /etc/postgresql-common/createcluster.d && \
+	    echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/mindrouter.conf && \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null; } || \
+	  echo "PostgreSQL could not be installed; the tests on it will be skipped."
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,6 +33,7 @@ class Process:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self.starts = 0
+        self.prefix: tuple[str, ...] = ()  # of the command: how to get to the process's host
 
     @property
     def pid(self) -> int:
@@ -52,6 +53,7 @@ class Process:
         self.starts += 1
         with (self.site.folder / f"{self.name}.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
+                *self.prefix,
                 sys.executable,
                 "manage.py",
                 *self._command,
@@ -81,14 +83,22 @@ class Process:
 class Gateway(Process):
     """``client`` speaks as the user "ada"."""
 
-    def __init__(self, site: ClusterSite, name: str, *options: str, **environment: str) -> None:
+    def __init__(
+        self,
+        site: ClusterSite,
+        name: str,
+        *options: str,
+        host: str = "127.0.0.1",
+        **environment: str,
+    ) -> None:
+        self.host = host
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        command = ("rungateway", "--host", "127.0.0.1", "--port", str(self.port), *options)
+        command = ("rungateway", "--host", host, "--port", str(self.port), *options)
         super().__init__(site, name, *command, **environment)
         self.client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{self.port}",
+            base_url=f"http://{host}:{self.port}",
             headers={"Authorization": f"Bearer {site.key}"},
             timeout=90,
             trust_env=False,
@@ -113,7 +123,7 @@ class Gateway(Process):
         return (await self.chat(stream=True)).text
 
     async def raw(self) -> RawClient:
-        return RawClient(*await asyncio.open_connection("127.0.0.1", self.port), self.site.key)
+        return RawClient(*await asyncio.open_connection(self.host, self.port), self.site.key)
 
     async def stats(self) -> Any:
         """The scheduler's figures, or None where it does not answer."""

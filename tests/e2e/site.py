@@ -20,12 +20,12 @@ MODEL = Path(os.environ.get("MINDROUTER_DEMO_MODEL") or ROOT / ".venv/share/smol
 
 
 def free_port() -> int:
-    """A port whose successors by a thousand, the demo's, are free too."""
+    """A port with the demo's, a thousand above, and those of a cluster's servers free too."""
     while True:
         with socket.socket() as first:
             first.bind(("127.0.0.1", 0))
             port: int = first.getsockname()[1]
-        if port < 64000 and all(_is_free(port + 1000 + n) for n in (0, 1)):
+        if port < 63000 and all(_is_free(port + n) for n in (1000, 1001, 2000, 2001)):
             return port
 
 
@@ -37,7 +37,8 @@ def _is_free(port: int) -> bool:
 class Site:
     """A running site and what its console said."""
 
-    def __init__(self, data: Path, **environment: str) -> None:
+    def __init__(self, data: Path, command: str = "start", **environment: str) -> None:
+        self.command = command
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.data = data
@@ -55,7 +56,7 @@ class Site:
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "manage.py", "start"],
+                [sys.executable, "manage.py", self.command],
                 cwd=ROOT,
                 env=self.environment,
                 stdout=log,
@@ -146,11 +147,11 @@ def parent_of(pid: int) -> int:
 
 
 @contextmanager
-def running_site(data: Path, **environment: str) -> Iterator[Site]:
+def running_site(data: Path, command: str = "start", **environment: str) -> Iterator[Site]:
     """A site that serves; stopped, by force if need be, at the end."""
-    site = Site(data, **environment)
+    site = Site(data, command, **environment)
     try:
-        site.until("healthz answers", site.serves)
+        site.until("healthz answers", site.serves, 180)
         yield site
     finally:
         try:

@@ -9,11 +9,12 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
 
 from accounts.models import ApiKey, Group, User
 from backends.models import Backend
@@ -27,7 +28,13 @@ DEMO_SLOTS = 2
 class Command(BaseCommand):
     help = "Prepare the data folder, then run gateway, worker and recorder until stopped."
 
+    supervisor_configuration = "supervisord.conf"
+
     def handle(self, *args: Any, **options: Any) -> None:
+        self.supervise(self.prepare())
+
+    def prepare(self) -> dict[str, str]:
+        """Make the database ready and say what there is; returns supervisor's environment."""
         self._check_that_nothing_runs()
         self.stdout.write("Preparing the database …")
         call_command("migrate", verbosity=0)
@@ -36,10 +43,14 @@ class Command(BaseCommand):
         ports = (settings.PORT + 1000, settings.PORT + 1001)
         self._register_demo(ports if demo else ())
         self._greet(password, key, demo=demo)
-        environment = self._environment(ports, demo=demo)
+        return self._environment(ports, demo=demo)
+
+    def supervise(self, environment: dict[str, str]) -> NoReturn:
+        """Become supervisor."""
+        connections.close_all()
         self.stdout.flush()
         supervisord = Path(sys.executable).with_name("supervisord")
-        configuration = settings.BASE_DIR / "deploy" / "supervisord.conf"
+        configuration = settings.BASE_DIR / "deploy" / self.supervisor_configuration
         os.execve(  # noqa: S606  no shell is wanted: supervisor takes our place
             supervisord, [str(supervisord), "--configuration", str(configuration)], environment
         )
@@ -121,6 +132,7 @@ class Command(BaseCommand):
             "MINDROUTER_SOCKET": _socket_path(settings.DATA_DIR),
             "MINDROUTER_LOG": _log_target(settings.DATA_DIR),
             "MINDROUTER_STOP_SECONDS": str(int(settings.SHUTDOWN_GRACE) + 10),
+            "MINDROUTER_WORKERS": "1",
             "MINDROUTER_CLUSTER": "true" if settings.REDIS_URL else "false",
             "MINDROUTER_DEMO": "true" if demo else "false",
             "MINDROUTER_DEMO_MODEL": model,
