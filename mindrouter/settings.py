@@ -295,6 +295,11 @@ CELERY_BEAT_SCHEDULE = {
 }
 
 CELERY_BEAT_SCHEDULE |= {
+    "add-up-energy": {
+        "task": "scheduler.add_up_energy",
+        "schedule": 600.0,
+        "options": {"expires": 600.0},
+    },
     "warn-of-budgets": {
         "task": "scheduler.warn_of_budgets",
         "schedule": 60.0,
@@ -319,6 +324,7 @@ DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "mindrouter@localhost")
 NOTICE_WEBHOOK = env.str("NOTICE_WEBHOOK", "")
 KEY_REMINDER_DAYS = env_number("KEY_REMINDER_DAYS", 7)
 CURRENCY = env.str("CURRENCY", "EUR")
+ENERGY_PRICE = env_number("ENERGY_PRICE", None)  # of a kilowatt hour, in that currency
 
 # ---- traces: as OpenTelemetry's own variables say (docs/operations.md)
 TRACING = (

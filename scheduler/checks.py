@@ -50,6 +50,7 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "QUOTA_DEFAULT_OUTPUT_TOKENS": (0, False),
     "FAILED_KEYS_PER_MINUTE": (0, False),
     "KEY_REMINDER_DAYS": (0, False),
+    "ENERGY_PRICE": (0, True),
     "DECISION_STREAM_MAX_BYTES": (1, False),
     "OTEL_TRACES_SAMPLER_ARG": (0, False),
     "SHUTDOWN_GRACE": (0, False),

@@ -144,6 +144,9 @@ class UsageHour(models.Model):
     wait_seconds = models.FloatField(default=0)  # in the queue, all together
     service_seconds = models.FloatField(default=0)  # in a slot, all together
 
+    # Added later, by scheduler.energy; the recorder's inserts do not know of it.
+    estimated_energy_wh = models.FloatField(default=0, db_default=0)
+
     # Slow requests by cause (scheduler.causes).
     slow_no_backend = models.PositiveBigIntegerField(default=0)
     slow_own_backlog = models.PositiveBigIntegerField(default=0)
@@ -167,6 +170,17 @@ class UsageHour(models.Model):
 
     def __str__(self) -> str:
         return f"{self.hour:%Y-%m-%d %H}:00, user {self.user_id}, {self.model or 'no model'}"
+
+
+class EnergyHour(models.Model):
+    """That an hour's energy was added to those who used it, so that it happens once."""
+
+    hour = models.DateTimeField(primary_key=True)
+    measured_wh = models.FloatField(help_text="Of all GPUs whose power is known.")
+    attributed_wh = models.FloatField(help_text="Of that, in minutes in which requests ran.")
+
+    def __str__(self) -> str:
+        return f"energy of {self.hour:%Y-%m-%d %H}:00"
 
 
 class ClusterMinute(models.Model):

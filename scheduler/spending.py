@@ -12,7 +12,7 @@ from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncDay
 
 from accounts.models import ApiKey, User
-from scheduler.models import ModelPrice, UsageHour
+from scheduler.models import Decision, ModelPrice, UsageHour
 
 By = Literal["user", "group", "model", "key", "hour", "day"]
 BYS: tuple[By, ...] = ("user", "group", "model", "key", "hour", "day")
@@ -28,6 +28,7 @@ COUNTS = (
     "completion_tokens",
     "estimated_tokens",
     "charged_tokens",
+    "estimated_energy_wh",
 )
 _MILLION = Decimal(1_000_000)
 _COLUMN = {"user": "user_id", "group": "group", "model": "model", "key": "key_id", "hour": "hour"}
@@ -38,8 +39,9 @@ def totals(
 ) -> list[dict[str, Any]]:
     """One row for each user, group, model, key, hour or day, in their order.
 
-    Rows: {by: its name, **COUNTS, "cost"}. ``cost`` is in ``settings.CURRENCY``; None where one of
-    the models that were used has no price. Of whole hours (UTC); days are the site's.
+    Rows: {by: its name, **COUNTS, "cost", "estimated_energy_cost"}. Costs are in
+    ``settings.CURRENCY``; ``cost`` is None where one of the models that were used has no price, the
+    energy's where energy has none. Of whole hours (UTC); days are the site's.
     """
     rows = UsageHour.objects.filter(hour__gte=since, hour__lt=until)
     if user_id is not None:
@@ -59,6 +61,7 @@ def totals(
         total[by] = names.get(key, key)
         cost = costs[key]
         total["cost"] = None if cost is None or not prices else float(round(cost, 6))
+        total["estimated_energy_cost"] = energy_cost(total["estimated_energy_wh"])
     return sorted(found.values(), key=lambda total: str(total[by]))
 
 
@@ -82,6 +85,20 @@ def _cost(row: dict[str, Any], price: ModelPrice | None) -> Decimal | None:
         + price.completion * row["completion_tokens"]
     )
     return cost / _MILLION
+
+
+def energy_cost(watt_hours: float) -> float | None:
+    """In ``settings.CURRENCY``; None: energy has no price."""
+    price = settings.ENERGY_PRICE
+    return None if price is None else round(watt_hours / 1000.0 * float(price), 6)
+
+
+def cost_of(request: Decision) -> Decimal | None:
+    """What one request's tokens cost; None: its model has no price."""
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    tokens = {name: getattr(request, name) or 0 for name in names}
+    price = ModelPrice.objects.filter(model_name=request.model_served).first()
+    return None if price is None else _cost(tokens, price)
 
 
 def _names(by: By, found: dict[Any, Any]) -> dict[Any, str]:

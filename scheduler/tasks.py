@@ -7,7 +7,7 @@ import time
 from celery import shared_task
 from django.utils import timezone
 
-from scheduler import what_if
+from scheduler import energy, what_if
 from scheduler.models import WhatIf, WhatIfState
 from scheduler.notices import warn_of_budgets
 from scheduler.retention import forget_decisions
@@ -33,3 +33,9 @@ def warn() -> None:
 def forget() -> None:
     """Delete decisions that are older than they are to be kept."""
     forget_decisions(timezone.now())
+
+
+@shared_task(name="scheduler.add_up_energy", ignore_result=True)
+def add_up_energy() -> None:
+    """Add the energy of hours that have ended to those who used it."""
+    energy.add_up(timezone.now())

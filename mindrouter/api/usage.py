@@ -50,6 +50,10 @@ class UsageRowSerializer(serializers.Serializer[Any]):
     estimated_tokens = serializers.IntegerField(help_text="That no backend has reported.")
     charged_tokens = NumberField(help_text="What budgets count.")
     cost = serializers.FloatField(allow_null=True, help_text="null: a price is missing.")
+    estimated_energy_wh = NumberField(help_text="Watt hours, from the power of the GPUs.")
+    estimated_energy_cost = serializers.FloatField(
+        allow_null=True, help_text="null: ENERGY_PRICE is not set."
+    )
 
 
 class UsageSerializer(serializers.Serializer[Any]):
@@ -84,9 +88,11 @@ class UsageView(StaffView):
 def _as_file(by: str, since: datetime, rows: list[dict[str, Any]]) -> HttpResponse:
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([by, *spending.COUNTS, f"cost ({spending.currency()})"])
+    costs = ("cost", "estimated_energy_cost")
+    titles = (f"{name} ({spending.currency()})" for name in costs)
+    writer.writerow([by, *spending.COUNTS, *titles])
     for row in rows:
-        writer.writerow([_plain(row["name"]), *(row[n] for n in spending.COUNTS), row["cost"]])
+        writer.writerow([_plain(row["name"]), *(row[n] for n in (*spending.COUNTS, *costs))])
     name = f"usage-by-{by}-{since:%Y-%m-%d}.csv"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8", headers=headers)

@@ -12,7 +12,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from scheduler import explain, explain_tables, services
+from scheduler import energy, explain, explain_tables, services, spending
 from scheduler.models import Decision
 
 
@@ -52,4 +52,7 @@ def explained(record: Decision) -> dict[str, Any]:
         "terms": explain_tables.priority_terms(case),
         "formula": explain_tables.priority_formula(case),
         "ahead": explain.served_ahead(case),
+        "cost": spending.cost_of(record),
+        "energy": energy.of_request(record),
+        "currency": spending.currency(),
     }

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from accounts.forms import INPUT_CLASS
-from scheduler import reports
+from scheduler import reports, spending
 from scheduler.charts import Chart, Span, chart
 from scheduler.reports import MOST_DAYS, Period, Row, What
 from scheduler.templatetags.figures import percent
@@ -83,6 +83,8 @@ def report(request: HttpRequest) -> HttpResponse:
             "charts": _charts(period, days, groups),
             "users": users[:_MOST_USERS],
             "further_users": max(0, len(users) - _MOST_USERS),
+            "usage": _usage(period),
+            "currency": spending.currency(),
             "weeks": reports.weeks(period),
         }
     else:
@@ -110,6 +112,20 @@ def export(request: HttpRequest, what: str, form: str) -> HttpResponse:
         writer.writeheader()
         writer.writerows({key: harmless(value) for key, value in row.items()} for row in rows)
     return answer
+
+
+def _usage(period: Period) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(of whom, rows): groups, and the users with the most tokens."""
+    tables: list[tuple[str, list[dict[str, Any]]]] = []
+    bys: tuple[spending.By, ...] = ("group", "user")
+    for by in bys:
+        rows = [
+            {"name": row[by] or reports.NO_GROUP, **row}
+            for row in spending.totals(by, period.since, period.until)
+        ]
+        rows.sort(key=lambda row: -row["charged_tokens"])
+        tables.append((by, rows[:_MOST_USERS]))
+    return tables
 
 
 def _require(request: HttpRequest) -> None:

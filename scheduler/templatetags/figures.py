@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -62,6 +63,32 @@ def percent_value(fraction: float | None) -> str:
 def gib(mib: float | None) -> str:
     """24576 MiB as "24 GiB"."""
     return NOTHING if mib is None else f"{mib / 1024:.1f}".removesuffix(".0") + NO_BREAK + "GiB"
+
+
+@register.filter
+def watt_hours(number: float | None) -> str:
+    """1234.5 as "1.2 kWh", 0.0456 as "0.046 Wh"."""
+    if number is None:
+        return NOTHING
+    if number >= 1000:
+        return f"{number / 1000:,.1f}{NO_BREAK}kWh"
+    return f"{_short(number)}{NO_BREAK}Wh"
+
+
+@register.filter
+def money(amount: Decimal | float | None) -> str:
+    """1234.5 as "1,234.50", 0.000042 as "0.000042"."""
+    if amount is None:
+        return NOTHING
+    return f"{amount:,.2f}" if amount >= 1 or not amount else _short(float(amount))
+
+
+def _short(number: float) -> str:
+    """Two digits that count, and never an exponent."""
+    if number >= 10 or number == 0:
+        return f"{number:,.0f}"
+    digits = max(0, 1 - math.floor(math.log10(number)))
+    return f"{number:.{min(digits, 9)}f}".rstrip("0").removesuffix(".")
 
 
 @register.filter

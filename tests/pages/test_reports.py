@@ -211,5 +211,5 @@ def test_many_groups_and_days_take_no_more_queries(
         for number in range(30):
             entitled(day, 9, f"g{number}", 1.0, nominal=1.0)
             used(day, 9, f"g{number}", 10, user_id=number + 1)
-    with django_assert_max_num_queries(13):
+    with django_assert_max_num_queries(16):
         client.get(f"/admin/reports/{QUERY}")

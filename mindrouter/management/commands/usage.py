@@ -40,12 +40,13 @@ class Command(ApiCommand):
         self.stdout.write(f"From {found['since']} to {found['until']}.\n\n")
         titles = (name.replace("_tokens", "").replace("_", " ") for name in _COLUMNS)
         self.table(
-            (f"<{found['by']}", *titles, f"cost ({found['currency']})"),
+            (f"<{found['by']}", *titles, f"cost ({found['currency']})", "estimated Wh"),
             [
                 (
                     one["name"],
                     *(round(one[name]) for name in _COLUMNS),
                     None if one["cost"] is None else f"{one['cost']:.2f}",
+                    f"{one['estimated_energy_wh']:.1f}",
                 )
                 for one in found["rows"]
             ],
