@@ -91,6 +91,7 @@ def _idle_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         waiting=list,
         queue_picture=lambda: QueuePicture(0.0, []),
         evict=lambda request_id: False,
+        limits_of=lambda holders: [],
     )
     monkeypatch.setattr(serving, "_current", running)
 
