@@ -35,8 +35,15 @@ HOPELESS = frozenset(
 )
 
 
+#: What is written down of an error in a backend's own words: many quote the prompt.
+NOT_KEPT = "A backend said why in its own words, which are not kept: they may quote the request."
+
+
 class GatewayError(Exception):
-    """A request that is answered with an error. ``retry_after`` is in whole seconds."""
+    """A request that is answered with an error. ``retry_after`` is in whole seconds.
+
+    ``quoted``: the message is a backend's own, which its client is told and no record keeps.
+    """
 
     def __init__(
         self,
@@ -48,12 +55,19 @@ class GatewayError(Exception):
         retry_after: int | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
         hopeless: bool = False,
+        quoted: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.quoted = quoted
         self.param = param
         self.status = status or STATUS_OF_CODE[code]
         self.retry_after = retry_after
         self.headers = headers
         self.retry_is_hopeless = hopeless or code in HOPELESS
+
+    @property
+    def kept(self) -> str:
+        """The message as it is written down."""
+        return NOT_KEPT if self.quoted else self.message

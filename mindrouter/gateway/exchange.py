@@ -379,7 +379,7 @@ class Exchange:
         """Tell the client, in the form that fits what it has so far, and note it."""
         record = self.record
         record.outcome = "failed" if record.attempts else "refused"
-        record.reason, record.message = error.code, error.message
+        record.reason, record.message = error.code, error.kept
         record.status = 200 if self.client.started else error.status
         self.close_record()
         if self.client.started and isinstance(self.relay, BodyRelay):

@@ -32,6 +32,7 @@ BUSY_SECONDS = 1.0
 
 #: What FastAPI says, and so vLLM and SGLang, where they have nothing at an address.
 _NO_SUCH_PATH = "no such path"
+_IS_STATUS = re.compile(r"status \d+")
 _CONTEXT_WORDS = re.compile(
     r"exceed_context_size|maximum context length|context_length_exceeded|input_tokens",
     re.IGNORECASE,
@@ -103,7 +104,10 @@ async def from_response(response: Response, endpoint: Endpoint) -> Failure:
         return Failure(error, "none", "elsewhere", status)
     code = _client_error_code(status, told)
     return Failure(
-        GatewayError(code, message, param=told.param, status=status), "none", "no", status
+        _quoting(code, message, param=told.param, status=status),
+        "none",
+        "no",
+        status,
     )
 
 
@@ -131,10 +135,10 @@ def from_event(error: Any, endpoint: Endpoint) -> Failure:
     if status in (429, 503):
         return _busy(status, message, None, None)
     if status >= 500 or status in (401, 403):
-        return Failure(GatewayError("upstream_error", message), "none", "elsewhere", status)
+        return Failure(_quoting("upstream_error", message), "none", "elsewhere", status)
     told = _Told(message, None, f"{details.get('type')} {message}", True)
     code = _client_error_code(status, told)
-    return Failure(GatewayError(code, message, status=status), "none", "no", status)
+    return Failure(_quoting(code, message, status=status), "none", "no", status)
 
 
 def _busy(status: int, message: str, retry_after: bytes | None, param: str | None) -> Failure:
@@ -143,7 +147,7 @@ def _busy(status: int, message: str, retry_after: bytes | None, param: str | Non
     seconds = int(text) if text.isdigit() and len(text) < 7 else None
     code = "rate_limit_exceeded" if status == 429 else "no_backend_available"
     told = min(seconds, 60) if seconds else 1
-    error = GatewayError(code, message, param=param, status=status, retry_after=told)
+    error = _quoting(code, message, param=param, status=status, retry_after=told)
     patient = seconds is None or seconds <= PATIENCE_SECONDS
     retry: Retry = "anywhere" if patient else "elsewhere"
     return Failure(error, "busy", retry, status, busy_seconds=float(told))
@@ -152,12 +156,17 @@ def _busy(status: int, message: str, retry_after: bytes | None, param: str | Non
 def _server_error(status: int, message: str, endpoint: Endpoint, *, is_json: bool) -> Failure:
     """5xx. Some engines use it for the caller's mistakes; that marks nothing."""
     if status == 501:
-        return Failure(GatewayError("capability_missing", message), "none", "no", status)
+        return Failure(_quoting("capability_missing", message), "none", "no", status)
     if endpoint.engine == "llamacpp" and is_json:
         # llama.cpp says 500 for what the request asked of it; when it is ill it does not answer.
-        return Failure(GatewayError("upstream_error", message), "none", "no", status)
+        return Failure(_quoting("upstream_error", message), "none", "no", status)
     verdict: Verdict = "failed" if status in (500, 502) else "none"
-    return Failure(GatewayError("upstream_error", message), verdict, "elsewhere", status)
+    return Failure(_quoting("upstream_error", message), verdict, "elsewhere", status)
+
+
+def _quoting(code: str, message: str, **more: Any) -> GatewayError:
+    """An error in the backend's own words, if it has said any."""
+    return GatewayError(code, message, quoted=not _IS_STATUS.fullmatch(message), **more)
 
 
 @dataclass(frozen=True, slots=True)

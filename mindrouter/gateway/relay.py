@@ -111,10 +111,11 @@ class StreamRelay:
             message = failures.from_exception(error, self._endpoint).error.message
             raise await self._cut_short(error.reason, message) from error
         if isinstance(events.error, GatewayError):  # what a translation met, the early end too
-            raise await self._cut_short(events.error.code, events.error.message)
+            met = events.error
+            raise await self._cut_short(met.code, met.message, quoted=met.quoted)
         if events.error is not None:
             told = failures.from_event(events.error, self._endpoint).error
-            raise await self._cut_short("upstream_error", told.message)
+            raise await self._cut_short("upstream_error", told.message, quoted=True)
         if not events.finished:
             message = f"Backend {self._endpoint.name} ended the stream before it was finished."
             raise await self._cut_short("upstream_ended_early", message)
@@ -144,10 +145,10 @@ class StreamRelay:
             # Many clients leave as soon as they see [DONE], and their answer is whole.
             self._complete()
 
-    async def _cut_short(self, code: str, message: str) -> CutShortError:
+    async def _cut_short(self, code: str, message: str, *, quoted: bool = False) -> CutShortError:
         if self._events.torn:  # half an event: the one that tells of the error needs its own
             await self._exchange.client.write(b"\n\n")
-        return CutShortError(code, message)
+        return CutShortError(code, message, quoted=quoted)
 
     async def _first_events(self, response: Response) -> bytes | Failure:
         """Read on to the first event that says anything; comments before it are held with it."""

@@ -91,7 +91,8 @@ class SurfaceExchange(Exchange):
         what = self.surface.path_of(endpoint.engine).decode()
         message = f"Backend {endpoint.name} does not serve {what} for this model"
         why = f": {failure.error.message}" if failure.status == 501 else "."
-        error = GatewayError("capability_missing", message + why, param="model")
+        quoted = failure.error.quoted and failure.status == 501
+        error = GatewayError("capability_missing", message + why, param="model", quoted=quoted)
         return Failure(error, "none", "elsewhere", failure.status)
 
     def _message(self, asked: Asked, endpoint: Endpoint, model_name: str) -> tuple[bytes, Body]:
