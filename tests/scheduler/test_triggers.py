@@ -9,7 +9,7 @@ import pytest
 from django.apps import apps
 from django.db import connection, models
 
-from accounts.models import ApiKey, Boost, Group, Quota, User
+from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, User
 from backends.models import (
     Alias,
     Backend,
@@ -45,6 +45,7 @@ def one_of_each() -> dict[type[models.Model], models.Model]:
         Quota: Quota.objects.create(user=user),
         ApiKey: ApiKey.objects.get(),
         Boost: make_boost(user=user),
+        ModelLimits: ModelLimits.objects.create(model_name="m"),
         Node: Node.objects.create(name="n"),
         Backend: backend,
         BackendModel: backend.models.get(),
@@ -61,6 +62,7 @@ COLUMNS: dict[type[models.Model], tuple[str, Any]] = {
     Quota: ("max_queued", 1),
     ApiKey: ("enabled", False),
     Boost: ("factor", 3),
+    ModelLimits: ("max_queued", 1),
     Node: ("telemetry_url", "http://gpu-1:9400/metrics"),
     Backend: ("enabled", False),
     BackendModel: ("vision", True),
