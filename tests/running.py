@@ -156,6 +156,18 @@ class RunningRouter:
     def in_flight(self) -> int:
         return sum(b.in_flight for b in self.runtime.scheduler.backend_states(time.monotonic()))
 
+    def left_over(self) -> list[str]:
+        """Whatever is held, reserved or counted for requests; nothing once none is served."""
+        found = [f"claim {request_id}" for request_id in self.runtime._claims]
+        units = self.runtime.scheduler._roster.units.values()
+        found += [f"{unit.held} tokens held for {unit.key}" for unit in units if unit.held]
+        for meter in self.runtime.admission.ledger._meters.values():
+            if meter.running or meter.waiting:
+                found.append(f"{meter.running} running, {meter.waiting} waiting: {meter.holder}")
+            if meter.budget is not None and abs(meter.budget.reserved) > 1e-6:
+                found.append(f"{meter.budget.reserved} tokens reserved for {meter.holder}")
+        return found
+
     def state_of(self, backend_id: int) -> str:
         states = self.runtime.scheduler.backend_states(time.monotonic())
         return next(b.state for b in states if b.id == backend_id)
@@ -291,6 +303,7 @@ async def running_router(
         yield router
         await router.idle(within=5.0)
         assert (router.in_flight, router.waiting) == (0, 0), "slots or jobs are left over"
+        assert router.left_over() == [], "something is still held or reserved"
         assert not router.runtime.spool._open, "records were never closed"
     finally:
         await router.close()

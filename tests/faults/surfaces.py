@@ -248,6 +248,7 @@ def _each(surfaces: list[Surface]) -> Callable[[Test], Test]:
                         await test(router=router, stub=stub, surface=surface, **others)
                         await router.idle(60)
                         assert (router.in_flight, router.waiting) == (0, 0)
+                        assert router.left_over() == []
                 await router.records()
                 await router.change(_empty)
 
