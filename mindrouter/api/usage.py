@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.exceptions import NotFound
@@ -67,7 +68,13 @@ class UsageSerializer(serializers.Serializer[Any]):
 class UsageView(StaffView):
     """Exact totals of whole hours, which outlive the records."""
 
-    @extend_schema(parameters=[UsageQuery], responses=UsageSerializer)
+    @extend_schema(
+        parameters=[UsageQuery],
+        responses={
+            (200, "application/json"): UsageSerializer,
+            (200, "text/csv"): OpenApiTypes.STR,
+        },
+    )
     def get(self, request: Request) -> Any:
         asked = read_query(request, UsageQuery)
         until = asked.get("until") or timezone.now()
