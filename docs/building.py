@@ -59,6 +59,16 @@ WORDS = {
     "SCHEDULER_WEIGHT_STAFF": "Likewise.",
     "SCHEDULER_WEIGHT_FACULTY": "Likewise.",
     "SCHEDULER_WEIGHT_ADMIN": "Likewise.",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "Where spans go, of gateway and recorder; none: nowhere.",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same, for spans alone.",
+    "OTEL_SDK_DISABLED": "`true`: no spans, whatever else is set.",
+    "OTEL_TRACES_SAMPLER_ARG": "The part (0 to 1) of traces without a client's context to record.",
+    "OTEL_SERVICE_NAME": "What the spans' service is called; none: mindrouter.",
+    "DECISION_STREAM_SECRET": "Signs what a webhook gets.",
+    "DECISION_STREAM_MAX_BYTES": "The most that waits for a webhook.",
+    "LOG_FORMAT": "`console` or `json`.",
+    "LOG_REQUESTS": "A line for each request, written by the recorder.",
+    "ENERGY_PRICE": "Of a kilowatt hour, in `CURRENCY`.",
 }
 
 
