@@ -39,6 +39,7 @@ SAME_TESTS = (
     "tests/scheduler/test_api_stats.py",
     "tests/accounts/test_key_command.py",
     "tests/accounts/test_weight_constraints.py",
+    "tests/operations/test_backup.py",
 )
 
 
