@@ -24,11 +24,8 @@ pytestmark = pytest.mark.django_db
 PK = 4711
 #: Anybody may open these, and they tell nothing; the last only leads to one of the others.
 PUBLIC = {
-    "/account/login/",
-    "/admin/login/",
-    "/admin/logout/",
-    "/account/logout/",
-    "/admin/jsi18n/",
+    *("/account/login/", "/admin/login/", "/admin/logout/", "/account/logout/"),
+    *("/admin/jsi18n/", "/"),
 }
 #: Everybody who is signed in has these.
 OWN = {"/account/", "/account/figures/", "/account/password/", "/account/keys/"}
