@@ -33,7 +33,7 @@ from typing import Any
 import uvloop
 from gateway import ANSWER as PLAIN
 from gateway import KEY as BENCH_KEY
-from gateway import ROOT, free_port, load, wait_for
+from gateway import ROOT, Router, free_port, load, wait_for
 
 SLOTS = 8
 WEIGHTS = {"third": 3, "second": 2, "first": 1}
@@ -316,12 +316,12 @@ async def bus(site: Site, options: argparse.Namespace) -> None:
     pairs = (("in process", site.alone, site.alone_port),
              ("over the bus", site.gateways[0], site.ports[0]))  # fmt: skip
     for _, _, port in pairs:
-        await load(port, 16, 0.5, stream=False)
+        await load(Router("gateway", port), 16, 0.5)
     for _ in range(3):
         for name, process, port in pairs:
             leader = site.leader()
             before, leading = process.cpu_seconds(), leader.cpu_seconds()
-            count = await load(port, 16, options.seconds / 3, stream=False)
+            count, _ = await load(Router("gateway", port), 16, options.seconds / 3)
             figures[name].append((process.cpu_seconds() - before) * 1e6 / count)
             if name != "in process":
                 figures["scheduler"].append((leader.cpu_seconds() - leading) * 1e6 / count)
