@@ -429,7 +429,7 @@ async def measure(found: list[Router], options: argparse.Namespace) -> Figures:
     figures.add("Memory per 1,000 open streams, MiB", {own.name: [grown * 1000 / options.streams]})
     if options.queued:
         costs = await queue_costs(found[0], own, options.queued)
-        title = f"CPU per request where {options.queued} of {QUEUE_USERS} users wait, µs"
+        title = f"CPU per request while {options.queued} of {QUEUE_USERS} users' wait, µs"
         figures.add(title, costs, floor="nobody waits")
     return figures
 
