@@ -34,6 +34,11 @@ WORDS = {
     "DEBUG": "Django's debug mode; never in production.",
     "SECRET_KEY": "Signs sessions. Generated into the data folder unless given.",
     "FIELD_ENCRYPTION_KEY": "Encrypts backends' keys. Generated into the data folder unless given.",
+    "CLUSTER_PASSWORD": "Of the PostgreSQL and Redis that `make cluster` starts; generated unless given.",
+    "OIDC_CLIENT_ID": "What this site is called at the identity provider.",
+    "OIDC_CLIENT_SECRET": "Its secret there.",
+    "OIDC_NAME": "What the button for signing in there says.",
+    "OIDC_GROUP_CLAIM": "The claim that names a person's groups.",
     "ALLOWED_HOSTS": "Names under which the pages answer.",
     "CSRF_TRUSTED_ORIGINS": "Other origins whose forms are accepted, with their scheme.",
     "CORS_ALLOWED_ORIGINS": "Origins of browsers that may call the API.",
@@ -133,15 +138,16 @@ def _default(node: ast.AST) -> str:
 
 
 def _comment(lines: list[str], number: int) -> str:
-    """Beside it or right above, in one line; a heading is none."""
+    """Beside it, or above the lines that it stands among, in one line; a heading is none."""
     if "  # " in lines[number - 1]:
         return lines[number - 1].partition("  # ")[2]
     found: list[str] = []
     for line in reversed(lines[: number - 1]):
         text = line.strip()
-        if not text.startswith("# ") or text.startswith("# ----"):
+        if not text or text.startswith("# ----") or (found and not text.startswith("# ")):
             break
-        found.insert(0, text.removeprefix("# "))
+        if text.startswith("# "):
+            found.insert(0, text.removeprefix("# "))
     return " ".join(found)
 
 
