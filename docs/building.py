@@ -34,7 +34,7 @@ WORDS = {
     "DEBUG": "Django's debug mode; never in production.",
     "SECRET_KEY": "Signs sessions. Generated into the data folder unless given.",
     "FIELD_ENCRYPTION_KEY": "Encrypts backends' keys. Generated into the data folder unless given.",
-    "CLUSTER_PASSWORD": "Of the PostgreSQL and Redis that `make cluster` starts; generated unless given.",
+    "CLUSTER_PASSWORD": "Of what `make cluster` starts; generated unless given.",
     "OIDC_CLIENT_ID": "What this site is called at the identity provider.",
     "OIDC_CLIENT_SECRET": "Its secret there.",
     "OIDC_NAME": "What the button for signing in there says.",
