@@ -178,5 +178,5 @@ def test_pages_show_cost_and_energy_as_estimates(
     assert "2.00 EUR" in page
     assert "about 5\xa0Wh (estimated)" in page  # 300 W for a minute
     page = client.get("/admin/reports/?first=2026-06-01&last=2026-06-01").content.decode()
-    for text in ("ada", "2.00", "5\xa0Wh", "0.0025", "Energy, estimated"):
+    for text in ("ada", "2.00", "5\xa0Wh", "0.0025", "energy is an estimate"):
         assert text in page
