@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from django.db import transaction
@@ -53,7 +53,9 @@ def add_up(now: datetime) -> int:
     sampled = GpuSample.objects.filter(
         at__gte=last - OLDEST, at__lt=last, power_watts__isnull=False
     )
-    hours = set(sampled.order_by().annotate(hour=TruncHour("at")).values_list("hour", flat=True))
+    hours = set(
+        sampled.order_by().annotate(hour=TruncHour("at", tzinfo=UTC)).values_list("hour", flat=True)
+    )
     done = EnergyHour.objects.filter(hour__gte=last - OLDEST).values_list("hour", flat=True)
     return sum(_add_hour(hour) for hour in sorted(hours - set(done)))
 

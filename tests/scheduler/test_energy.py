@@ -180,3 +180,12 @@ def test_pages_show_cost_and_energy_as_estimates(
     page = client.get("/admin/reports/?first=2026-06-01&last=2026-06-01").content.decode()
     for text in ("ada", "2.00", "5\xa0Wh", "0.0025", "energy is an estimate"):
         assert text in page
+
+
+def test_hours_are_those_of_utc_wherever_the_site_is(backend: Backend, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Kolkata"  # half an hour beside
+    power(backend, 5, 60, 0)
+    served(backend, 1, 5.0, 6.0)
+    assert energy.add_up(NOW) == 1
+    assert EnergyHour.objects.get().hour == HOUR
+    assert taken() == {1: 1.0}
