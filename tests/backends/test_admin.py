@@ -225,8 +225,8 @@ def test_the_list_takes_the_same_queries_for_one_backend_and_for_thirty(
     assert page.content.decode().count("not found out yet") == 30
 
 
-#: session, user, polls stopped?, two counts, the page, and the nodes of the filter
-QUERIES_OF_THE_LIST = 7
+#: session, user, polls stopped?, all paused?, two counts, the page, and the nodes of the filter
+QUERIES_OF_THE_LIST = 8
 
 
 def test_the_list_shows_state_and_age_and_dashes_for_what_is_unknown(browser: Client) -> None:
