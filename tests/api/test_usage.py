@@ -38,7 +38,7 @@ def test_usage_is_told_by_what_is_asked_for_and_as_a_file(api: Api) -> None:
     assert file["Content-Disposition"] == 'attachment; filename="usage-by-group-2026-06-01.csv"'
     lines = file.content.decode().splitlines()
     assert lines[0].startswith("group,requests,completed")
-    assert lines[1] == "'=physics,2,2,0,0,0,0,1000000,0,500000,0,1500000.0,4.0"
+    assert lines[1] == "'=physics,2,2,0,0,0,0,1000000,0,500000,0,1500000.0,0.0,4.0,"
     assert api("GET", "usage?bye=user").status_code == 400
     assert api("GET", "usage?user=nobody").status_code == 404
 
