@@ -46,7 +46,7 @@ $(NODE_CLIENTS)/node_modules/.package-lock.json: $(NODE_CLIENTS)/package-lock.js
 	cd $(NODE_CLIENTS) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-check: lint types layers test
+check: lint types layers audit docs test
 	$(BIN)/python manage.py check --fail-level WARNING
 	$(BIN)/python manage.py makemigrations --check --dry-run
 
