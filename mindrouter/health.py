@@ -132,8 +132,9 @@ async def _recorder_within(seconds: float) -> Check:
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.to_thread(_recorder)
-    except (TimeoutError, OSError) as error:
-        return Check("recorder", False, False, {}, f"The data folder cannot be read: {error!r}")
+    except (TimeoutError, OSError) as error:  # by its name: anybody may ask, and it has the path
+        why = f"The data folder cannot be read: {type(error).__name__}."
+        return Check("recorder", False, False, {}, why)
 
 
 def _recorder() -> Check:
