@@ -27,6 +27,7 @@ from scheduler.serializers import (
     DecisionSerializer,
     StatsSerializer,
 )
+from scheduler.serving import LiveView
 
 
 class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
@@ -60,6 +61,17 @@ class NoScheduler(APIException):
     status_code = 503
     default_detail = "No scheduler runs in this process."
     default_code = "no_scheduler"
+
+
+def live_view() -> LiveView:
+    """The running scheduler's view of itself, at most 1 s old. Raises: NoScheduler."""
+    try:
+        view = services.live()
+    except TimeoutError:
+        raise NoScheduler("The scheduler does not answer.") from None
+    if view is None:
+        raise NoScheduler
+    return view
 
 
 class DecisionList(StaffView, ListAPIView[Decision]):
@@ -105,13 +117,7 @@ class SchedulerStats(StaffView):
 
     @extend_schema(responses=StatsSerializer)
     def get(self, request: Request) -> Response:
-        try:
-            view = services.live()
-        except TimeoutError:
-            raise NoScheduler("The scheduler does not answer.") from None
-        if view is None:
-            raise NoScheduler
-        return Response(StatsSerializer(view).data)
+        return Response(StatsSerializer(live_view()).data)
 
 
 class Schema(SpectacularAPIView):

@@ -13,13 +13,12 @@ from rest_framework.response import Response
 
 from accounts.models import User
 from mindrouter.api.resources import ResourceView
-from scheduler import services
 from scheduler.core.views import ShareView
 from scheduler.metering import split
 from scheduler.models import Decision
 from scheduler.serializers import NumberField
 from scheduler.standing import GroupFigures, group_figures, setting, share_mode
-from scheduler.views import NoScheduler
+from scheduler.views import live_view
 
 
 class _ShareSerializer(serializers.Serializer[Any]):
@@ -64,12 +63,7 @@ class SharesView(ResourceView):
 
     @extend_schema(responses=SharesSerializer, filters=False)
     def get(self, request: Request) -> Response:
-        try:
-            view = services.live()
-        except TimeoutError:
-            raise NoScheduler("The scheduler does not answer.") from None
-        if view is None:
-            raise NoScheduler
+        view = live_view()
         figures = group_figures(view)
         shares = {
             "share_mode": share_mode(),
