@@ -82,8 +82,9 @@ class Incoming:
     def feed(self, data: bytes) -> str:
         """Parse some bytes, and return what is wrong with them, or nothing."""
         before = self._response.buffered
+        starts = not self._head_done and not self._fed
         if not self._head_done:
-            if self._known is not None and not self._fed and self._take_known(data):
+            if self._known is not None and starts and self._take_known(data):
                 return ""
             self._fed += len(data)
         try:
@@ -92,7 +93,7 @@ class Incoming:
             if not self.complete:
                 return self._problem or str(error) or "not HTTP"
             self.keep_alive = False  # surplus bytes: the response itself is whole
-        if self.complete and self._fed == len(data):
+        if self.complete and starts:
             self._remember(data)
         if self.between_chunks and not data.endswith(b"\r\n"):
             self.between_chunks = False  # the next one's size has begun

@@ -101,7 +101,6 @@ class Client:
         Raises: GatewayError (body_too_large, before reading it all; or it stops coming),
         ClientLeftError.
         """
-        self._check_length(limit)
         # Most bodies are here to their end: to have them so saves awaits.
         if self._wire is not None and (body := self._wire.whole_body()) is not None:
             if len(body) > limit:

@@ -62,6 +62,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._overhead_bytes = 0
         self._in_head = True
+        self._begun = False  # a request, or a further one behind it, whose end has not come
         self._hosts = 0
         self._odd_coding = False  # a transfer coding other than chunked
         self._due = math.inf  # on the loop's clock: when a head must be here
@@ -93,9 +94,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]  # they refer to each other
 
     def data_received(self, data: bytes) -> None:
+        # A body, too, may look like a head: only what a request begins with is taken for one.
+        starts = self._in_head and not self._head_bytes and not self._begun
         if self._in_head:
             opening = self._opening
-            if opening is not None and not self._head_bytes and self._is_idle():
+            if opening is not None and starts and self._is_idle():
                 body = opening.body_of(data)
                 if body is not None:
                     self._begin_again(opening.head, body)
@@ -109,14 +112,15 @@ class GatewayProtocol(HttpToolsProtocol):
         self._parse(data)
         if self._in_head:
             if not self._head_bytes:
-                self._remember(data)
+                if starts:
+                    self._remember(data)
             elif self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(*_TOO_LARGE)
         elif self._overhead_bytes > MAX_OVERHEAD_BYTES:
             self._refuse(b"400 Bad Request", b"Too many bytes that are no body.")
 
     def _remember(self, data: bytes) -> None:
-        """A request has come to its end: the next one may begin likewise."""
+        """A request has come in one read: the next one may begin likewise."""
         latest: Any = self.cycle
         if isinstance(latest, Wire) and latest.may_be_remembered:
             self._opening = Opening.of(data, latest.head)
@@ -154,6 +158,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # ---- the parser
 
     def on_message_begin(self) -> None:
+        self._begun = True
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -261,6 +266,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._in_head = True
+        self._begun = False
         self._head_bytes = 0
 
     # ---- one after the other

@@ -138,3 +138,16 @@ def test_noise_is_never_a_response(noise: bytes) -> None:
     reader.feed(noise)
     assert not reader.complete
     assert response.status == 0
+
+
+def test_a_body_that_looks_like_a_head_is_not_taken_for_the_next_one() -> None:
+    start = b"HTTP/1.1 200 OK\r\nX-A: b\r\nContent-Length: 60\r\n\r\n"
+    answer = b"content-length: 2\r\n\r\nhi"
+    lookalike = b"x" * (len(start) - len(answer) - 2) + b"\r\n" + answer
+    start = start.replace(b"60", b"%d" % len(lookalike))
+    assert len(start) == len(lookalike)
+    reader, response = incoming()
+    assert reader.feed(start) == reader.feed(lookalike) == ""
+    assert (reader.complete, reader.keep_alive, body_of(response)) == (True, True, lookalike)
+    reader.begin(Response(LOOP, NoConnection()), expects_body=True)
+    assert reader.feed(lookalike) != ""

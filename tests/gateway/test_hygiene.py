@@ -16,7 +16,7 @@ import pytest
 
 from mindrouter.gateway import client as client_module
 from tests.gateway.test_protocol import CHAT
-from tests.running import RunningRouter, body
+from tests.running import RunningRouter, body, until
 from tests.stubs.openai_stub import Call, OpenAIStub
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -340,3 +340,28 @@ async def test_a_backend_that_cannot_be_reached_is_not_named_by_its_address(
     assert response.status_code in (502, 503)
     assert "127.0.0.1" not in response.text
     assert "sk-gone" not in response.text
+
+
+async def test_a_body_that_looks_like_a_head_is_not_taken_for_the_next_one(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    other = post("Authorization: Bearer wrong", f"Content-Length: {len(CHAT)}", data=CHAT)
+    async with await router.raw() as client:
+        key = f"Authorization: Bearer {router.key}"
+        client.writer.write(post(key, f"Content-Length: {len(other)}"))
+        await until(lambda: bool(router.runtime.serving), 60.0)
+        client.writer.write(other)
+        assert (await client.response())[0] == 400
+        client.writer.write(other)
+        assert (await client.response())[0] == 401
+    assert not stub.calls
+
+
+async def test_a_body_is_not_too_large_since_the_one_before_it_was(router: RunningRouter) -> None:
+    async with await router.raw() as client:
+        for size, status in ((70_000, 413), (100, 404)):
+            data = json.dumps({"model": "a" * size}).encode()
+            key = f"Authorization: Bearer {router.key}"
+            length = f"Content-Length: {len(data)}"
+            client.writer.write(post(key, length, data=data, target="/api/show"))
+            assert (await client.response())[0] == status
