@@ -131,9 +131,13 @@ async def _connect(url: str) -> Wire:
             secure = options.get("connection_class") is SSLConnection or None
             host, port = options.get("host", "localhost"), options.get("port", 6379)
             _, wire = await loop.create_connection(Wire, host, port, ssl=secure)
-        if password := options.get("password"):
-            user = options.get("username")
-            await wire.send([("AUTH", user, password) if user else ("AUTH", password)])
-        if database := options.get("db"):
-            await wire.send([("SELECT", database)])
+        try:
+            if password := options.get("password"):
+                user = options.get("username")
+                await wire.send([("AUTH", user, password) if user else ("AUTH", password)])
+            if database := options.get("db"):
+                await wire.send([("SELECT", database)])
+        except BaseException:
+            wire.close()  # it is tried again and again, and each one would stay open
+            raise
     return wire
