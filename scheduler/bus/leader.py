@@ -68,6 +68,8 @@ STANDBY_SECONDS = 0.1
 REAPPEAR_SECONDS = 1.5
 #: No new leader waits longer for gateways that were there before.
 GATHER_SECONDS = 5.0
+#: Of so many gateways that were given up it is known what was counted, should they come back.
+MOST_ABSENT = 1000
 
 #: {lease, epoch}; name, milliseconds → epoch or nothing. It grows even where Redis was emptied.
 _ACQUIRE = """
@@ -147,6 +149,7 @@ class SchedulerProcess(Runtime):
         self._held_back: list[Inward] = []  # until all have registered
         self._saved: dict[str, int] = {}
         self._applied: dict[str, int] = {}  # of gateways that have not registered yet
+        self._absent: dict[str, int] = {}  # of gateways that were given up; oldest first
         self._read_at = 0.0
         self._led_since = 0.0
 
@@ -365,16 +368,25 @@ class SchedulerProcess(Runtime):
         for name in list(self._expected):
             age = now - self._led_since
             gone = age > REAPPEAR_SECONDS and not await self._control.exists(redis.GATEWAY + name)
-            if gone or age > GATHER_SECONDS:
+            if (gone or age > GATHER_SECONDS) and name in self._expected:
+                self._give_up(name, self._applied.pop(name, 0))
+                # At once: what comes while Redis is asked must find the others' jobs taken up.
                 self._expected.discard(name)
-                self._applied.pop(name, None)
-                await self._control.srem(redis.GATEWAYS, name)
                 await self._begin_if_complete()
+                await self._control.srem(redis.GATEWAYS, name)
         for peer in list(self.peers.values()):
             if now - peer.heard_at > redis.GATEWAY_SECONDS:
                 logger.warning("Gateway %s is silent: %d jobs end", peer.name, len(peer.jobs))
                 self._forget(peer)
+                self._give_up(peer.name, peer.applied)
                 await self._control.srem(redis.GATEWAYS, peer.name)
+
+    def _give_up(self, name: str, applied: int) -> None:
+        """Nothing is waited for any more; but it may just have been cut off, and come back to tell
+        again what was counted."""
+        self._absent[name] = applied
+        if len(self._absent) > MOST_ABSENT:
+            del self._absent[next(iter(self._absent))]
 
     def _forget(self, peer: Peer) -> None:
         """It has gone, with all that it held."""
@@ -418,7 +430,8 @@ class SchedulerProcess(Runtime):
         peer = self.peers.get(name)
         if peer is None:
             peer = self.peers[name] = Peer(name, self._has_news)
-            peer.applied = self._applied.pop(name, 0)
+            counted = self._absent.pop(name, 0)
+            peer.applied = self._applied.pop(name, counted)
         return peer
 
     async def _do(self, peer: Peer, message: ToScheduler) -> None:
