@@ -254,7 +254,6 @@ class SchedulerProcess(Runtime):
 
     async def _take_over(self) -> None:
         self._position = {redis.IN: (await redis.last_entry(self._reader, redis.IN))[0]}
-        self._led_since = self._read_at = time.monotonic()
         self._expected = set(self._seen)
         state = await self._last_checkpoint()
         if state is not None:
@@ -267,6 +266,7 @@ class SchedulerProcess(Runtime):
         self.admission = Admission()
         self.admission.configure(self.snapshot, {}, (), time.monotonic())
         self.admission.restore((state or {}).get("budgets", []))
+        self._led_since = self._read_at = time.monotonic()
         await self._tell_all()
 
     async def _last_checkpoint(self) -> dict[str, Any] | None:
@@ -618,6 +618,11 @@ class SchedulerProcess(Runtime):
     async def _polled(self, now: float) -> None:
         if self.epoch:
             await super()._polled(now)
+
+    async def _end_drains(self) -> None:
+        """Not before all gateways have told what runs: what nobody has told of looks idle."""
+        if self._led_since and not self._expected:
+            await super()._end_drains()
 
     async def _save_checkpoint(self) -> None:
         if not self.epoch or not self._settled or time.monotonic() >= self._lead_until:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler import runtime
 from scheduler.bus import redis as places
 from scheduler.bus.gateway import RemoteRuntime
 from scheduler.bus.leader import SchedulerProcess
@@ -241,6 +243,28 @@ async def test_what_was_held_back_is_heeded_before_anything_else_once_none_is_wa
     await leader._look_for_silent_gateways()
     assert held_back == [0]
     monkeypatch.undo()
+
+
+async def test_no_drain_ends_before_all_gateways_have_told_what_runs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, (backend,) = cluster.leader, cluster.leader.backends()
+    ended: list[set[int]] = []
+
+    def disable(idle: set[int]) -> list[str]:
+        ended.append(set(idle))
+        return []
+
+    monkeypatch.setattr(runtime, "disable_drained", disable)
+    leader._led_since = time.monotonic() + 60.0
+    leader._expected = {"one that has not told yet"}
+    leader.snapshot = replace(leader.snapshot, draining=frozenset({backend.id}))
+    await leader._polled(time.monotonic())
+    assert ended == []
+    leader._expected.clear()
+    await leader._begin_if_complete()
+    await leader._polled(time.monotonic())
+    assert ended[0] == {backend.id}
 
 
 async def test_a_connection_that_redis_does_not_let_in_is_not_left_open(
