@@ -20,6 +20,7 @@ __all__ = ["application", "is_gateways", "serve"]
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
 django_application = get_asgi_application()
 
+import mindrouter.celery  # noqa: E402, F401  the pages' tasks go to its broker
 from mindrouter.gateway.consumer import (  # noqa: E402
     PROCESS_PAGES,
     GatewayConsumer,

@@ -10,3 +10,4 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mindrouter.settings")
 app = Celery("mindrouter")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
+app.set_default()  # also in the threads that pages run in: without it their tasks go to nobody

@@ -91,10 +91,11 @@ class Admission:
         ]
 
     def tell_used(self, found: Iterable[tuple[Unknown, _Used]]) -> None:
-        """What ``load_unknown`` has found."""
+        """What ``load_unknown`` has found; what was told meanwhile is not told twice."""
         for one, told in found:
-            self.unknown.remove(one)
-            self.ledger.tell_used(told, time.time())
+            if one in self.unknown:
+                self.unknown.remove(one)
+                self.ledger.tell_used(told, time.time())
 
     # ---- a job's way
 

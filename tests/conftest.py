@@ -69,7 +69,10 @@ def default_groups(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("django_db_setup")
     with request.getfixturevalue("django_db_blocker").unblock():
         if not Group.objects.exists():
-            import_module("accounts.migrations.0002_default_groups").create_groups(apps, None)
+            groups = import_module("accounts.migrations.0002_default_groups").GROUPS
+            Group.objects.bulk_create(  # without a history, as the migration's
+                Group(name=name, scheduler_weight=weight) for name, weight in groups
+            )
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from accounts.models import Group
+from mindrouter.gateway import consumer
+from mindrouter.gateway.attempts import FailedAttempts
 from mindrouter.gateway.protocol import GatewayProtocol
 from mindrouter.server import configuration
 from scheduler.loading import load
@@ -52,6 +54,7 @@ class RunningRouter:
     @classmethod
     async def start(cls, spool: Path, protocol: type[HttpToolsProtocol] = GatewayProtocol) -> Self:
         router = cls(await Runtime.start(), spool)
+        consumer._failed = FailedAttempts()  # as in a new process
         config = configuration("127.0.0.1", 0)
         config.load()
         loop = asyncio.get_running_loop()

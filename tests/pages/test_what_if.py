@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from django.conf import settings
 from django.test import Client
 
 from accounts.models import Group, Quota, Role
@@ -183,6 +186,21 @@ def test_a_replay_that_fails_says_why(people, traffic):
 
 
 # ---- the pages
+
+
+def test_a_pages_thread_sends_replays_to_the_sites_own_worker() -> None:
+    """In a process of its own, as only what the server imports counts."""
+    code = (
+        "import mindrouter.asgi\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from scheduler.pages.what_if import replay\n"
+        "with ThreadPoolExecutor() as pages:\n"
+        "    print(pages.submit(lambda: replay.app.conf.broker_url).result())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=settings.BASE_DIR, capture_output=True, check=True
+    )
+    assert done.stdout.decode().strip() == settings.CELERY_BROKER_URL
 
 
 @pytest.fixture
