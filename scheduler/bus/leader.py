@@ -402,6 +402,7 @@ class SchedulerProcess(Runtime):
         if peer is None:
             return
         peer.heard_at = time.monotonic()
+        peer.asks_again = {one.number for one in batch.messages if isinstance(one, Submit)}
         for message in batch.messages:
             if isinstance(message, Bye):
                 self._forget(peer)
@@ -508,7 +509,7 @@ class SchedulerProcess(Runtime):
         for ended in message.ended:
             self._settle_again(peer, ended)
         entries: list[Runs | Waits] = [*message.runs, *message.waits]
-        listed = {entry.number for entry in entries}
+        listed = {entry.number for entry in entries} | peer.asks_again
         for held in [held for held in peer.jobs.values() if held.number not in listed]:
             held.leave()
         for _, entry in self._in_order([(peer, entry) for entry in entries]):

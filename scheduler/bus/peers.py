@@ -32,6 +32,7 @@ class Peer:
         self.heard_at = time.monotonic()
         self.applied = 0  # the serial of the last settlement that was counted
         self.jobs: dict[int, Held] = {}
+        self.asks_again: set[int] = set()  # submissions in its latest batch
         self.outbox: list[ToGateway] = []
         self._sent = 0
         self._send = send

@@ -245,6 +245,26 @@ async def test_what_was_held_back_is_heeded_before_anything_else_once_none_is_wa
     monkeypatch.undo()
 
 
+async def test_a_submission_whose_answer_was_lost_is_not_let_in_a_second_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, gateway = cluster.leader, cluster.gateway
+    submitted: list[Job] = []
+    submit = leader.submit
+
+    async def noted(job: Job) -> Any:
+        if not submitted:
+            gateway._received += 1  # as if the batch with its answer had been lost
+        submitted.append(job)
+        return await submit(job)
+
+    monkeypatch.setattr(leader, "submit", noted)
+    with await cluster.submit() as claim:
+        assert claim.lease is not None
+        assert submitted == [claim.ticket.job]
+        assert cluster.in_flight() == 1
+
+
 async def test_no_drain_ends_before_all_gateways_have_told_what_runs(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
