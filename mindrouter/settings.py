@@ -480,6 +480,13 @@ UNFOLD = {
     "SITE_HEADER": "MindRouter",
     "SITE_SUBHEADER": "fair shares of an LLM cluster",
     "SITE_SYMBOL": "hub",
+    "SITE_FAVICONS": [
+        {
+            "rel": "icon",
+            "type": "image/svg+xml",
+            "href": f"/{STATIC_URL.strip('/')}/mindrouter/icon.svg",
+        }
+    ],
     "SITE_URL": None,  # there is no other site to return to
     "SHOW_HISTORY": True,
     "SIDEBAR": {"navigation": "mindrouter.site.navigation"},
