@@ -12,9 +12,11 @@ from django.test import Client
 from playwright.sync_api import Page, expect
 
 from accounts.models import Group
+from backends.models import Backend
 from scheduler import tasks
 from scheduler.models import WhatIf
 from scheduler.pages import what_if as what_if_page
+from tests.backends.test_telemetry_in_decisions import telling
 from tests.factories import make_admin
 from tests.running import RunningRouter
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary
@@ -125,3 +127,50 @@ async def test_a_queued_request_is_removed_and_its_client_is_told(
     held.set()
     assert (await running).status_code == 200
     assert [one.reason for one in await router.records()] == ["", "permission_denied"]
+
+
+async def test_a_backend_is_drained_under_load_and_disables_itself(
+    router: RunningRouter, stub: OpenAIStub, held: asyncio.Event, visit: Visit
+) -> None:
+    drained = await router.backend(stub, "gpu-1", max_concurrent=2)
+    running = [asyncio.create_task(router.chat()) for _ in range(2)]
+    await stub.until_calls(2, within=60)
+    address = f"/admin/backends/backend/{drained}/change/"
+
+    def drain(page: Page) -> None:
+        page.goto(address)
+        page.get_by_role("button", name="Drain", exact=True).click()
+        expect(page.get_by_text("Drain: gpu-1.")).to_be_visible(timeout=MINUTE)
+
+    def is_disabled(page: Page) -> None:
+        page.goto("/admin/")
+        expect(page.get_by_label("Table of backends")).to_contain_text("disabled", timeout=MINUTE)
+
+    await visit(drain)
+    await router.backend(stub, "gpu-2")
+    newcomer = asyncio.create_task(router.chat())
+    await stub.until_calls(3, within=60)
+    held.set()
+    answers = await asyncio.gather(newcomer, *running)
+    assert [one.status_code for one in answers] == [200] * 3
+    assert [one.headers["x-mindrouter-backend"] for one in answers] == ["gpu-2", "gpu-1", "gpu-1"]
+    await visit(is_disabled)
+    assert not (await router.ask(Backend.objects.get, pk=drained)).enabled
+
+
+async def test_a_decision_says_that_a_model_did_not_fit_into_a_nodes_memory(
+    router: RunningRouter, stub: OpenAIStub, visit: Visit
+) -> None:
+    small, large = [await router.backend(stub, name) for name in ("small", "large")]
+    await telling(router, small, 8192.0)
+    await telling(router, large, 32768.0)
+    assert (await router.chat()).headers["x-mindrouter-backend"] == "large"
+    record = await router.record()
+
+    def read(page: Page) -> None:
+        page.goto(f"/admin/decisions/{record.request_id}/")
+        expect(page.get_by_text("needs 16384 MiB, 8192 MiB are free").first).to_be_visible(
+            timeout=MINUTE
+        )
+
+    await visit(read)
