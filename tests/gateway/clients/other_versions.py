@@ -55,7 +55,7 @@ async def whoever_waits_is_removed(router: RunningRouter) -> AsyncIterator[None]
 
     async def remove() -> None:
         await until(lambda: bool(waiting()), within=60)
-        assert router.runtime._evict(*waiting())
+        assert await router.runtime._evict(*waiting())
 
     async with await OpenAIStub.start("full") as full, asyncio.TaskGroup() as tasks:
         full.behaviour = held(ended)
