@@ -48,10 +48,11 @@ class Changes:
     share_mode: str | None = None
     points: Mapping[str, float] = field(default_factory=dict)  # {one of POINTS: points}
     slots: Mapping[str, int] = field(default_factory=dict)  # {backend id: slots; 0: without it}
+    added: Mapping[str, str] = field(default_factory=dict)  # {a new backend's name: like which}
 
     @property
     def any(self) -> bool:
-        return bool(self.groups or self.users or self.share_mode or self.points or self.slots)
+        return any(asdict(self).values())
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -239,7 +240,7 @@ def with_changes(one: Scenario, changes: Changes) -> Scenario:
             user_id: _with_weights(spec, changes, overrides.get(spec.username))
             for user_id, spec in one.users.items()
         },
-        backends=[_with_slots(spec, changes.slots) for spec in one.backends],
+        backends=_with_added([_with_slots(spec, changes.slots) for spec in one.backends], changes),
         tunables=replace(one.tunables, **named, **changes.points),  # type: ignore[arg-type]
         strategies=one.strategies,
     )
@@ -274,13 +275,24 @@ def _with_slots(spec: BackendSpec, slots: Mapping[str, int]) -> BackendSpec:
     return replace(spec, max_concurrent=wanted, enabled=True, draining=False, paused=False)
 
 
+def _with_added(backends: list[BackendSpec], changes: Changes) -> list[BackendSpec]:
+    """And copies under other names, with the models and slots of what they are like."""
+    named = {spec.name: spec for spec in backends}
+    free = max((spec.backend_id for spec in backends), default=0) + 1
+    added = [(name, named[like]) for name, like in changes.added.items() if like in named]
+    return backends + [
+        replace(spec, backend_id=number, name=name, address=name)
+        for number, (name, spec) in enumerate(added, free)
+    ]
+
+
 # ---- putting it in force
 
 
 @transaction.atomic
 def save_changes(row: WhatIf) -> list[str]:
     """Save the scenario's weights, overrides, share mode and points, each with its history; says
-    what changed. Slots are what the backends have and are not saved."""
+    what changed. Slots and backends are what there is and are not saved."""
     changes = Changes(**row.changes)
     reason = str(row)[:_REASON_LENGTH]
     said = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -49,6 +50,14 @@ class WhatIfForm(forms.Form):
         help_text="One a line: user = weight. Nothing after the = takes an override away.",
     )
 
+    added = forms.CharField(
+        label="More backends",
+        required=False,
+        max_length=20_000,
+        widget=forms.Textarea(_input(rows=2, placeholder="gpu-3 = gpu-1")),
+        help_text="One a line: a new name = like which, with its models and slots.",
+    )
+
     def __init__(self, data: Any | None = None, *, weights: Any | None = None) -> None:
         """``weights``: {group id as text: weight as text} to begin with, from the groups page."""
         super().__init__(data)
@@ -90,7 +99,7 @@ class WhatIfForm(forms.Form):
             (
                 "Slots",
                 "0: as if it were not there.",
-                [self[f"slots-{b.pk}"] for b in self.backends],
+                [*(self[f"slots-{b.pk}"] for b in self.backends), self["added"]],
             ),
             ("Points", "Of the placement's scores.", [self[name] for name in POINTS]),
         ]
@@ -98,18 +107,35 @@ class WhatIfForm(forms.Form):
     def clean_overrides(self) -> dict[str, str | None]:
         """{username: weight or None}"""
         found: dict[str, str | None] = {}
-        for line in self.cleaned_data["overrides"].splitlines():
-            if not line.strip():
-                continue
-            name, sign, text = (part.strip() for part in line.rpartition("="))
-            if not sign or not name:
-                raise ValidationError(f"“{line.strip()[:80]}” is not of the form user = weight.")
+        for name, text in self._lines("overrides", "user = weight"):
             weight = WeightField().clean(text)
             found[name] = None if weight is None else weight_text(weight)
         known = set(User.objects.filter(username__in=found).values_list("username", flat=True))
         if unknown := sorted(set(found) - known):
             raise ValidationError(f"There is no user {unknown[0]}.")
         return found
+
+    def clean_added(self) -> dict[str, str]:
+        """{a new backend's name: the name of the one that it is like}"""
+        names = {backend.name for backend in self.backends}
+        found: dict[str, str] = {}
+        for name, like in self._lines("added", "new name = like which"):
+            if like not in names:
+                raise ValidationError(f"There is no backend {like[:80] or 'of no name'}.")
+            if name in names or name in found:
+                raise ValidationError(f"There is a backend {name[:80]} already.")
+            found[name] = like
+        return found
+
+    def _lines(self, field: str, form: str) -> Iterator[tuple[str, str]]:
+        """(what is before the last = of a line, what is after it). Raises: ValidationError."""
+        for line in self.cleaned_data[field].splitlines():
+            if not line.strip():
+                continue
+            name, sign, value = (part.strip() for part in line.rpartition("="))
+            if not sign or not name:
+                raise ValidationError(f"“{line.strip()[:80]}” is not of the form {form}.")
+            yield name, value
 
     def clean(self) -> dict[str, Any]:
         values = super().clean() or {}
@@ -154,4 +180,5 @@ class WhatIfForm(forms.Form):
                 for one in self.backends
                 if values[f"slots-{one.pk}"] != (one.max_concurrent if one.enabled else 0)
             },
+            added=values["added"],
         )

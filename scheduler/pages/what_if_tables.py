@@ -84,6 +84,7 @@ def changed(
         (f"slots of {backends.get(key, f'backend {key}')}", str(value) if value else "none")
         for key, value in changes.slots.items()
     ]
+    said += [("backend added", f"{name}, like {like}") for name, like in changes.added.items()]
     said += [
         (f"points for {name.removeprefix('score_').replace('_', ' ')}", f"{value:g}")
         for name, value in changes.points.items()

@@ -118,6 +118,14 @@ def test_more_slots_shorten_every_wait(people, traffic):
     assert result["after"]["total"]["p99"] == pytest.approx(9, rel=0.02)
 
 
+def test_a_backend_added_serves_as_the_one_that_it_is_like(people, traffic):
+    as_with_more_slots = replayed(slots={str(people["gpu-1"]): 2})["after"]
+    result = replayed(added={"gpu-2": "gpu-1"})["after"]
+    assert sorted(result["utilisation"]) == ["gpu-1", "gpu-2"]
+    assert result["total"] == as_with_more_slots["total"]
+    assert result["groups"] == as_with_more_slots["groups"]
+
+
 def test_without_its_only_backend_everything_is_refused_in_the_end(people, traffic):
     result = replayed(slots={str(people["gpu-1"]): 0})
     assert result["after"]["total"]["refused"] == {"queue_timeout": 40}
@@ -239,6 +247,7 @@ def test_from_the_form_to_the_comparison_to_saved_weights(root, people, traffic)
         "share_mode": None,
         "points": {},
         "slots": {},
+        "added": {},
     }
     page = root.get(f"/admin/what-if/{row.pk}/").content.decode()
     assert "40 requests" in page
@@ -256,6 +265,30 @@ def test_from_the_form_to_the_comparison_to_saved_weights(root, people, traffic)
     assert row.saved_at is not None
     again = root.post(f"/admin/what-if/{row.pk}/save/", follow=True).content.decode()
     assert "in force already" in again
+
+
+def test_backends_are_added_by_the_form_and_never_saved(root, people):
+    send(root, added="gpu-2 = gpu-1\ngpu = 3 = gpu-1")
+    row = WhatIf.objects.get()
+    assert row.changes["added"] == {"gpu-2": "gpu-1", "gpu = 3": "gpu-1"}
+    assert "gpu-2, like gpu-1" in root.get(f"/admin/what-if/{row.pk}/").content.decode()
+    root.post(f"/admin/what-if/{row.pk}/save/")
+    assert [backend.name for backend in Backend.objects.all()] == ["gpu-1"]
+
+
+@pytest.mark.parametrize(
+    ("added", "error"),
+    [
+        ("gpu-2", "is not of the form new name = like which."),
+        ("= gpu-1", "is not of the form new name = like which."),
+        ("gpu-2 = gpu-9", "There is no backend gpu-9."),
+        ("gpu-1 = gpu-1", "There is a backend gpu-1 already."),
+        ("gpu-2 = gpu-1\ngpu-2 = gpu-1", "There is a backend gpu-2 already."),
+    ],
+)
+def test_a_backend_that_cannot_be_added_is_refused_and_named(root, people, added, error):
+    assert error in send(root, added=added).content.decode()
+    assert not WhatIf.objects.exists()
 
 
 def test_mode_points_and_slots_are_taken_from_the_form(root, people):
