@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from accounts.models import Group
+from accounts.models import Boost, Group
 from backends.models import Backend
 from scheduler import tasks
 from scheduler.models import WhatIf
 from scheduler.pages import what_if as what_if_page
 from tests.backends.test_telemetry_in_decisions import telling
-from tests.factories import make_admin
+from tests.factories import make_admin, make_boost
 from tests.running import RunningRouter
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary
 
@@ -174,3 +176,29 @@ async def test_a_decision_says_that_a_model_did_not_fit_into_a_nodes_memory(
         )
 
     await visit(read)
+
+
+async def test_a_boost_ends_by_itself_and_the_open_page_shows_it(
+    router: RunningRouter, visit: Visit
+) -> None:
+    await router.user("bob", weight=3)
+    bob = await router.ask(Group.objects.get, name="bob")
+    boost = await router.ask(make_boost, group=bob, starts_at=timezone.now() - timedelta(minutes=1))
+    await router.reload()
+    note = f"#boost-{bob.pk}"
+
+    def is_boosted(page: Page) -> None:
+        page.goto("/admin/groups/")
+        expect(page.locator(note)).to_contain_text("in force: 6", timeout=MINUTE)
+
+    def is_over(page: Page) -> None:
+        expect(page.locator(note)).not_to_contain_text("in force", timeout=MINUTE)
+
+    def ends_now() -> None:
+        Boost.objects.filter(pk=boost.pk).update(ends_at=timezone.now() + timedelta(seconds=1))
+
+    await visit(is_boosted)
+    await router.change(ends_now)
+    await visit(is_over)  # nobody has loaded it anew
+    weights = {user.group_name: user.weight for user in router.runtime.snapshot.users.values()}
+    assert weights["bob"] == 3
