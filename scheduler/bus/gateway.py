@@ -167,7 +167,10 @@ class RemoteClaim(Claim):
 
     def progress(self, prompt_tokens: int, completion_tokens: int) -> None:
         lease = self.ticket.lease
-        if lease is not None and self._runtime.cost(prompt_tokens, completion_tokens) > lease.hold:
+        if lease is None:
+            return
+        cost = self._runtime.snapshot.tunables.cost
+        if cost(prompt_tokens, completion_tokens) > lease.hold:
             self._runtime.put_lazily(Progress(self.number, prompt_tokens, completion_tokens))
 
     def first_byte(self) -> None:
@@ -299,17 +302,6 @@ class RemoteRuntime(Serving):
         self._claims.pop(claim.number, None)
         self._unanswered.pop(claim.number, None)
 
-    def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """R1, in tokens, by the prices that are in force here."""
-        prices = self.snapshot.tunables
-        cached = min(cached_tokens, prompt_tokens)
-        of_cached = prices.cost_cached_token
-        return (
-            prices.cost_input_token * (prompt_tokens - cached)
-            + (prices.cost_input_token if of_cached is None else of_cached) * cached
-            + prices.cost_output_token * completion_tokens
-        )
-
     def settle(self, claim: RemoteClaim, usage: Usage) -> Settlement:
         told = Settle(
             claim.number,
@@ -321,7 +313,8 @@ class RemoteRuntime(Serving):
         )
         self._unsaved.append(Ended(self._running(claim, time.monotonic()), told))
         self.put(told)
-        cost = self.cost(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        prices = self.snapshot.tunables  # as they are in force here
+        cost = prices.cost(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         return Settlement(cost, cost)
 
     def mark_failed(self, backend_id: int) -> None:

@@ -451,8 +451,6 @@ class SchedulerProcess(Runtime):
                 held = peer.jobs.get(message.number)
                 if held is not None:
                     self._change(held, message)
-            case Bye():
-                pass
 
     async def _submit(self, peer: Peer, message: Submit) -> None:
         held = peer.jobs.get(message.number)

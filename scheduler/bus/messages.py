@@ -217,10 +217,13 @@ class Broadcast(msgspec.Struct, array_like=True):
 
 
 def _unit(kind: Any, value: Any) -> Any:
-    """A fairness unit, which may be a pair."""
-    if kind is Hashable:
-        return tuple(value) if isinstance(value, list) else value
-    raise NotImplementedError(kind)
+    """A fairness unit, which may be a pair: the one type here that msgspec does not know itself.
+
+    Raises: TypeError, of any other, which would be a message's field that nobody can read.
+    """
+    if kind is not Hashable:
+        raise TypeError(f"Messages have no fields of the type {kind}.")
+    return tuple(value) if isinstance(value, list) else value
 
 
 encode = msgspec.msgpack.Encoder().encode

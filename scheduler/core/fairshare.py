@@ -38,8 +38,7 @@ class FairShare:
         self.threshold = tunables.deprioritize_threshold
         self._input = tunables.cost_input_token
         self._output = tunables.cost_output_token
-        cached = tunables.cost_cached_token
-        self._cached = tunables.cost_input_token if cached is None else cached
+        self._cost = tunables.cost
         self.burst.tune(tunables)
         self.window.resize(tunables.fairness_window)
 
@@ -51,12 +50,7 @@ class FairShare:
 
     def cost(self, usage: Usage) -> float:
         """R1, in tokens."""
-        cached = min(usage.cached_tokens, usage.prompt_tokens)
-        return (
-            self._input * (usage.prompt_tokens - cached)
-            + self._cached * cached
-            + self._output * usage.completion_tokens
-        )
+        return self._cost(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
 
     def expected_output(self, unit: UnitState, job: Job) -> float:
         """R3's ê, in tokens."""

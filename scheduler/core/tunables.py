@@ -36,3 +36,13 @@ class Tunables:
     backend_fail_window: float = 30.0  # P5, seconds
     backend_stale_after: float = 30.0  # P1, seconds
     backend_max_attempts: int = 3  # P6
+
+    def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
+        """R1, in tokens."""
+        cached = min(cached_tokens, prompt_tokens)
+        of_cached = self.cost_cached_token
+        return (
+            self.cost_input_token * (prompt_tokens - cached)
+            + (self.cost_input_token if of_cached is None else of_cached) * cached
+            + self.cost_output_token * completion_tokens
+        )
