@@ -21,6 +21,7 @@ from accounts.models import ApiKey, Group, User
 from mindrouter.api.fields import TextField
 from mindrouter.api.listing import StrictQuery, read_query
 from scheduler import services, spending
+from scheduler.pages.reports import harmless
 from scheduler.serializers import NumberField
 from scheduler.views import NoScheduler, StaffView
 
@@ -99,16 +100,10 @@ def _as_file(by: str, since: datetime, rows: list[dict[str, Any]]) -> HttpRespon
     titles = (f"{name} ({spending.currency()})" for name in costs)
     writer.writerow([by, *spending.COUNTS, *titles])
     for row in rows:
-        writer.writerow([_plain(row["name"]), *(row[n] for n in (*spending.COUNTS, *costs))])
+        writer.writerow([harmless(row["name"]), *(row[n] for n in (*spending.COUNTS, *costs))])
     name = f"usage-by-{by}-{since:%Y-%m-%d}.csv"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8", headers=headers)
-
-
-def _plain(name: Any) -> str:
-    """What no spreadsheet takes for a formula."""
-    text = str(name)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 class LimitQuery(StrictQuery):
