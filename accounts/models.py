@@ -22,6 +22,8 @@ from audit.records import audited
 MAX_WEIGHT = Decimal(1000000000)
 KEY_PREFIX = "mr-"
 MIN_KEY_LENGTH = 32
+#: How far off the end of capturing may be, and how long what was captured may be kept.
+MOST_CAPTURE_DAYS = 90
 
 
 def weight_field(**options: Any) -> models.DecimalField[Any, Any]:
@@ -384,13 +386,42 @@ class ApiKey(Limits):
     previous_sha256 = models.CharField(max_length=64, null=True, unique=True, editable=False)
     previous_until = models.DateTimeField(null=True, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
-    history = audited(excluded_fields=["sha256", "previous_sha256"])
+    capture_until = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Prompts and answers are stored until then, and the key's owner is told so. "
+        f"Empty: none are. At most {MOST_CAPTURE_DAYS} days ahead.",
+    )
+    capture_reason = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",  # for the version before, which may still make keys
+        help_text="Why. The key's owner reads it too.",
+    )
+    capture_days = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(MOST_CAPTURE_DAYS)],
+        help_text=f"Days that each prompt is kept: 1 to {MOST_CAPTURE_DAYS}.",
+    )
+    captures_deleted_at = models.DateTimeField(null=True, editable=False)
+    history = audited(excluded_fields=["sha256", "previous_sha256", "captures_deleted_at"])
 
     class Meta:
         ordering: ClassVar = ["user", "name"]
         verbose_name = "API key"
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["user", "name"], name="key_name_once_per_user")
+            models.UniqueConstraint(fields=["user", "name"], name="key_name_once_per_user"),
+            models.CheckConstraint(
+                condition=Q(capture_until__isnull=True, capture_days__isnull=True)
+                | (
+                    Q(capture_until__isnull=False)
+                    & Q(capture_days__gte=1, capture_days__lte=MOST_CAPTURE_DAYS)
+                    & ~Q(capture_reason="")
+                ),
+                name="key_capture_is_bounded_and_has_a_reason",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -399,6 +430,34 @@ class ApiKey(Limits):
     @property
     def has_expired(self) -> bool:
         return self.expires_at is not None and self.expires_at <= timezone.now()
+
+    def clean(self) -> None:
+        super().clean()
+        self.capture_reason = (self.capture_reason or "").strip()
+        if self.capture_until is None:
+            if self.capture_reason or self.capture_days is not None:
+                raise ValidationError({"capture_until": "Say until when prompts are stored."})
+            return
+        wrong = {}
+        if self.capture_until > timezone.now() + timedelta(days=MOST_CAPTURE_DAYS):
+            wrong["capture_until"] = f"At most {MOST_CAPTURE_DAYS} days from now."
+        if not self.capture_reason:
+            wrong["capture_reason"] = "Say why: the key's owner reads it."
+        if self.capture_days is None:
+            wrong["capture_days"] = "Say for how many days each prompt is kept."
+        if wrong:
+            raise ValidationError(wrong)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether prompts and answers are stored now."""
+        return self.capture_until is not None and self.capture_until > timezone.now()
+
+    def stop_capture(self) -> None:
+        """Store no more of them; what is stored stays until its date."""
+        self.capture_until, self.capture_reason, self.capture_days = None, "", None
+
+    CAPTURE = ("capture_until", "capture_reason", "capture_days")
 
     def set_key(self, key: str) -> None:
         """Take over ``key``, of which only the hash and the prefix are kept."""

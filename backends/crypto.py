@@ -1,4 +1,4 @@
-"""A text column that is encrypted at rest, and going over to another key."""
+"""Columns that are encrypted at rest, and going over to another key."""
 
 from __future__ import annotations
 
@@ -21,23 +21,40 @@ def _current() -> MultiFernet:
     return _fernet(settings.FIELD_ENCRYPTION_KEY, *settings.FIELD_ENCRYPTION_OLD_KEYS)
 
 
+def seal(data: bytes) -> bytes:
+    """Encrypted with ``FIELD_ENCRYPTION_KEY``; one line of ASCII."""
+    return _current().encrypt(data)
+
+
+def unseal(sealed: bytes) -> bytes | None:
+    """What ``seal`` was given; None where no key can read it."""
+    try:
+        return _current().decrypt(sealed)
+    except InvalidToken:
+        return None
+
+
 class EncryptedTextField(models.TextField):  # type: ignore[type-arg]
     """Encrypted with ``FIELD_ENCRYPTION_KEY`` (Fernet). A value that no key can read, for
     example after the key was lost, reads as None instead of breaking every page that loads it."""
 
     def get_prep_value(self, value: Any) -> Any:
         text = super().get_prep_value(value)
-        if not text:
-            return None
-        return _current().encrypt(text.encode()).decode()
+        return seal(text.encode()).decode() if text else None
 
     def from_db_value(self, value: str | None, expression: Any, connection: Any) -> str | None:
-        if not value:
-            return None
-        try:
-            return _current().decrypt(value.encode()).decode()
-        except InvalidToken:
-            return None
+        plain = unseal(value.encode()) if value else None
+        return None if plain is None else plain.decode()
+
+
+class EncryptedBytesField(models.BinaryField):  # type: ignore[type-arg]
+    """The same for bytes."""
+
+    def get_prep_value(self, value: Any) -> Any:
+        return seal(bytes(value)) if value else None
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> bytes | None:
+        return unseal(bytes(value)) if value else None
 
 
 @transaction.atomic
@@ -47,10 +64,12 @@ def encrypt_anew() -> tuple[int, int]:
     written = unreadable = 0
     for model in apps.get_models():
         for column in model._meta.concrete_fields:
-            if not isinstance(column, EncryptedTextField):
+            if not isinstance(column, EncryptedTextField | EncryptedBytesField):
                 continue
             rows: Any = model._default_manager.exclude(**{column.name: None})  # noqa: SLF001
-            for pk, value in rows.select_for_update().values_list("pk", column.name):
+            # One at a time: captured prompts may be more than fits into memory.
+            for pk in list(rows.order_by("pk").values_list("pk", flat=True)):
+                value = rows.select_for_update().values_list(column.name, flat=True).get(pk=pk)
                 if value is None:
                     unreadable += 1
                 else:

@@ -33,7 +33,7 @@ WORDS = {
     "DEMO": "`0`: without the demo's servers.",
     "DEBUG": "Django's debug mode; never in production.",
     "SECRET_KEY": "Signs sessions. Generated into the data folder unless given.",
-    "FIELD_ENCRYPTION_KEY": "Encrypts backends' keys. Generated into the data folder unless given.",
+    "FIELD_ENCRYPTION_KEY": "Encrypts stored secrets. Generated into the data folder unless given.",
     "CLUSTER_PASSWORD": "Of what `make cluster` starts; generated unless given.",
     "OIDC_CLIENT_ID": "What this site is called at the identity provider.",
     "OIDC_CLIENT_SECRET": "Its secret there.",

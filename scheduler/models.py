@@ -7,10 +7,13 @@ from typing import Any, ClassVar
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.db.models.signals import post_delete
+from django.dispatch import receiver
 from django.utils import timezone
 
-from accounts.models import User
+from accounts.models import ApiKey, User
 from audit.records import audited
+from backends.crypto import EncryptedBytesField
 
 
 def _price(help_text: str, **options: Any) -> models.DecimalField[Any, Any]:
@@ -245,6 +248,38 @@ class SpoolCursor(models.Model):
 
     def __str__(self) -> str:
         return f"{self.file_name}@{self.offset}"
+
+
+class Capture(models.Model):
+    """The body of one request and its answer, of a key whose prompts an admin has captured.
+
+    Without default permissions, so that no role reads them that reads everything else
+    (``accounts.authentication.READ_CAPTURES``). Stored is the beginning; ``…_bytes`` tells of the
+    whole.
+    """
+
+    request_id = models.CharField(max_length=64, unique=True)
+    key_id = models.BigIntegerField(db_index=True)
+    at = models.DateTimeField(help_text="When the answer had ended.")
+    delete_at = models.DateTimeField(db_index=True)
+    request = EncryptedBytesField(null=True)
+    request_bytes = models.PositiveBigIntegerField(default=0)
+    answer = EncryptedBytesField(null=True)
+    answer_bytes = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering: ClassVar = ["-at", "-id"]
+        default_permissions = ()
+        verbose_name = "captured prompt"
+
+    def __str__(self) -> str:
+        return self.request_id
+
+
+@receiver(post_delete, sender=ApiKey)
+def _forget_captures(instance: ApiKey, **_: Any) -> None:
+    """What was captured of a key goes with it, and with the user that it belongs to."""
+    Capture.objects.filter(key_id=instance.pk).delete()
 
 
 class ModelPrice(models.Model):

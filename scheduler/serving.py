@@ -26,6 +26,7 @@ from accounts.limits import Holder, Standing, Use
 from accounts.uses import note_uses
 from backends.upstream import Upstream
 from scheduler import pulse
+from scheduler.captures import CAPTURES, CaptureSpool
 from scheduler.core.errors import Evicted
 from scheduler.core.jobs import Job, Telemetry, Usage
 from scheduler.core.picture import FlowPicture
@@ -237,6 +238,7 @@ class Serving(ABC):
         self.snapshot = Snapshot()
         self.upstream = Upstream()
         self.spool = Spool(settings.SPOOL_DIR)
+        self.captures = CaptureSpool(settings.SPOOL_DIR / CAPTURES)
         self.stopping = False
         self.database_away = False
         self.serving: set[asyncio.Task[Any]] = set()  # one task for each request under way
@@ -279,6 +281,7 @@ class Serving(ABC):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.upstream.close()
         await asyncio.to_thread(self.spool.stop)
+        await asyncio.to_thread(self.captures.write)
         pulse.remove(self.kind)
         if _current is self:
             _current = None
@@ -499,6 +502,8 @@ class Serving(ABC):
         while True:
             await asyncio.sleep(SYNC_SECONDS)
             await asyncio.to_thread(self.spool.sync)
+            if self.captures.waiting:
+                await asyncio.to_thread(self.captures.write)
 
     # ---- what it tells of itself
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.utils import timezone
@@ -38,6 +38,13 @@ from scheduler.models import ConfigurationVersion, SiteSettings
 _BOOSTS_KEPT = timedelta(days=1)
 
 
+class Capturing(NamedTuple):
+    """An admin has prompts and answers of a key stored."""
+
+    until: float  # epoch seconds
+    kept: float  # seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """An API key that may be used now, unless it has expired meanwhile."""
@@ -49,6 +56,7 @@ class Key:
     allowed_models: frozenset[str] | None = None  # None: its user's
     allowed_apis: frozenset[str] | None = None  # None: all
     max_wait: float | None = None  # seconds in the queue, if less than its user's
+    capturing: Capturing | None = None  # None, as nearly always: nothing is stored
 
 
 #: The line of ``Endpoint.headers`` for what most requests carry.
@@ -204,12 +212,19 @@ def _load_keys() -> dict[str, Key]:
             allowed_models=_names(row.allowed_models),
             allowed_apis=_names(row.allowed_apis),
             max_wait=row.max_wait,
+            capturing=_capturing(row),
         )
         if row.previous_sha256 and row.previous_until and row.previous_until > now:
             until = row.previous_until.timestamp()
             ends = until if key.expires_at is None else min(until, key.expires_at)
             keys[row.previous_sha256] = replace(key, expires_at=ends)
     return keys
+
+
+def _capturing(row: ApiKey) -> Capturing | None:
+    if not row.is_captured or row.capture_until is None or row.capture_days is None:
+        return None
+    return Capturing(row.capture_until.timestamp(), timedelta(row.capture_days).total_seconds())
 
 
 def _names(names: list[str] | None) -> frozenset[str] | None:

@@ -3,8 +3,8 @@
 A gzipped file of JSON lines: a header, then one row each with its number, so that totals still
 belong to the same people. Passwords and keys are there as the hashes they are stored as; backends'
 own keys as they are encrypted, so that ``FIELD_ENCRYPTION_KEY`` has to be kept beside it. Left out
-is what is measured anew (states of backends, telemetry, curves of the last days) and the log of
-single requests.
+is what is measured anew (states of backends, telemetry, curves of the last days), the log of single
+requests, and captured prompts.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _LEFT_OUT = {
     "backends.GpuSample",
     "backends.BackendSample",
     "scheduler.Decision",
+    "scheduler.Capture",
     "scheduler.ClusterMinute",
     "scheduler.ShareMinute",
     "scheduler.SpoolCursor",
     "scheduler.ConfigurationVersion",
     "scheduler.WhatIf",
 }
-#: Of Django's own; they refer to users.
-_GO_WITH_USERS = ("django_admin_log", "django_session")
+#: They refer to users and keys, of which others may have the same numbers.
+_GO_WITH_USERS = ("django_admin_log", "django_session", "scheduler_capture")
 
 
 class Unfit(Exception):  # noqa: N818  what is wrong with a file or a database

@@ -21,6 +21,7 @@ from django.db import DatabaseError
 from mindrouter import logs
 from mindrouter.gateway import mine, models, traces
 from mindrouter.gateway.attempts import FailedAttempts, address_of
+from mindrouter.gateway.capturing import HEADER, capturing
 from mindrouter.gateway.client import (
     Asgi,
     Client,
@@ -82,6 +83,7 @@ _EXPOSED = b", ".join(
         b"x-mindrouter-queue-ms",
         b"x-mindrouter-reason",
         b"x-mindrouter-not-translated",
+        HEADER,
         b"retry-after",
         b"x-should-retry",
         *(
@@ -249,6 +251,8 @@ def _exchange(client: Client, operation: Operation, request_id: str, runtime: Se
         record.message, record.ended_at = error.message, time.time()
         runtime.spool.close(record)
         raise
+    if key.capturing is not None:
+        client = capturing(client, runtime, key, record)
     kind: type[Exchange] = Exchange
     if operation.form is not None:
         kind = FormExchange

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection
 
 from scheduler import pulse
+from scheduler.captures import CAPTURES, load_captures
 from scheduler.counting import COUNTS_FILE, load_counts, save_counts
 from scheduler.loading import Loader
 from scheduler.request_lines import log_requests
@@ -132,11 +133,12 @@ def run(
     """
     pause = 0.0
     failures = 0
+    captures = settings.SPOOL_DIR / CAPTURES
     tell = Teller(loader, stream)
     busy_at = time.monotonic()
     while not stop.wait(pause):
         try:
-            if loader.load():
+            if loader.load() + load_captures(captures):
                 busy_at = time.monotonic()
             pause, failures = PAUSE_SECONDS, 0
             tell.caught_up()
@@ -151,6 +153,7 @@ def run(
             connection.close()
     try:
         loader.load()
+        load_captures(captures)
     except (DatabaseError, OSError) as error:
         logger.warning("Records stay in the spool: %s", error)
     counting.save()
