@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -20,6 +20,9 @@ from scheduler.core.jobs import Needs
 
 #: Below this many estimated tokens a warm cache saves next to nothing (P3).
 AFFINITY_MIN_TOKENS = 1024
+#: How much of each end of a text goes into a digest: to read all of 400 KB took a third of what
+#: their request cost.
+OPENING_BYTES = 4096
 #: What an image or another medium is taken to cost, since its bytes say nothing about it.
 MEDIA_TOKENS = 765
 #: Role, separators and the like that a chat template adds to each message.
@@ -32,6 +35,8 @@ _IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
 _BRACKET, _QUOTE = b'["'
 _TEXT_OR_NULL = b'"n'
 _T = TypeVar("_T")
+#: The texts that a prompt begins with.
+Opening = Iterable[msgspec.Raw | memoryview]
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any = msgspec.json.Decoder()
 
@@ -154,11 +159,9 @@ def read_completion(body: bytes, header_cache_key: str | None) -> Asked:
     request = _typed(_request, body)
     tokens = weigh_input(fields, "prompt")
     needs = Needs(json=_wants_json(request))
-
-    def opening() -> bytes:
-        return bytes(memoryview(fields["prompt"])[:4096])
-
-    return _asked(request, fields, needs, tokens, header_cache_key, opening)
+    return _asked(
+        request, fields, needs, tokens, header_cache_key, lambda: beginnings([fields["prompt"]])
+    )
 
 
 def read_embeddings(body: bytes, header_cache_key: str | None) -> Asked:
@@ -235,7 +238,7 @@ def _asked(
     needs: Needs,
     prompt_tokens: int,
     header_cache_key: str | None,
-    opening: Callable[[], bytes] | None,
+    opening: Callable[[], Opening] | None,
 ) -> Asked:
     options = request.stream_options
     cache_key = header_cache_key or request.prompt_cache_key
@@ -251,11 +254,25 @@ def _asked(
     )
 
 
-def cache_key_of(opening: Callable[[], bytes] | None, prompt_tokens: int) -> str | None:
-    """A digest of how the prompt begins, for prompts that are worth it (P3)."""
+def cache_key_of(opening: Callable[[], Opening] | None, prompt_tokens: int) -> str | None:
+    """A digest of how the prompt begins, for prompts that are worth it (P3).
+
+    Of a long text it takes both ends and the length: prompts that differ only in between share a
+    home, as they share the cache of all that comes before."""
     if opening is None or prompt_tokens < AFFINITY_MIN_TOKENS:
         return None
-    return hashlib.blake2b(opening(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(digest_size=16)
+    for text in opening():
+        view = memoryview(text)
+        digest.update(b"%d\0" % len(view))
+        digest.update(view[:OPENING_BYTES])
+        digest.update(view[OPENING_BYTES:][-OPENING_BYTES:])
+    return digest.hexdigest()
+
+
+def beginnings(texts: Iterable[msgspec.Raw]) -> Opening:
+    """For prompts that grow at their end, as a conversation within one text does."""
+    return [memoryview(text)[:OPENING_BYTES] for text in texts]
 
 
 def read_model(fields: dict[str, msgspec.Raw]) -> str:
@@ -371,13 +388,13 @@ def _number_rows(raw: msgspec.Raw) -> list[int]:
     return [len(msgspec.json.decode(raw, type=list[int]))]
 
 
-def _opening(messages: list[_Message]) -> bytes:
+def _opening(messages: list[_Message]) -> Opening:
     """System prompt and first user message: what a conversation's cached prefix begins with."""
     kept = []
     for message in messages:
         if message.role in ("system", "developer"):
-            kept.append(bytes(message.content))
+            kept.append(message.content)
         elif message.role == "user":
-            kept.append(bytes(message.content))
+            kept.append(message.content)
             break
-    return b"\0".join(kept)
+    return kept

@@ -357,6 +357,15 @@ def test_other_openings_have_other_keys() -> None:
     assert chat(messages=LONG).cache_key != chat(messages=other).cache_key
 
 
+def test_of_a_long_text_both_ends_and_the_length_make_the_key() -> None:
+    def of(content: str) -> str | None:
+        return chat(messages=[{"role": "user", "content": content}]).cache_key
+
+    long = "a" * 100_000
+    assert of(long) == of(long[:50_000] + "b" + long[50_001:])  # not read for it
+    assert len({of(long), of("b" + long[1:]), of(long[1:] + "b"), of(long + "a")}) == 4
+
+
 def test_completions_with_one_beginning_share_a_key() -> None:
     def of(prompt: str) -> str | None:
         return read_completion(

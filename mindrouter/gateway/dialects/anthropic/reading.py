@@ -12,6 +12,7 @@ from mindrouter.gateway.requests import (
     MEDIA_TOKENS,
     TOKENS_PER_MESSAGE,
     Asked,
+    Opening,
     cache_key_of,
     decode_field,
     estimate_tokens,
@@ -136,7 +137,7 @@ def _wants_json(fields: dict[str, msgspec.Raw]) -> bool:
     )
 
 
-def _opening(fields: dict[str, msgspec.Raw], messages: list[_Message]) -> bytes:
+def _opening(fields: dict[str, msgspec.Raw], messages: list[_Message]) -> Opening:
     """System prompt and first user message: what a conversation's cached prefix begins with."""
-    first = next((bytes(m.content) for m in messages if m.role == "user"), b"")
-    return bytes(fields.get("system", _NULL)) + b"\0" + first
+    first = next((m.content for m in messages if m.role == "user"), _NULL)
+    return [fields.get("system", _NULL), first]

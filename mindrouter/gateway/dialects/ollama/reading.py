@@ -16,6 +16,8 @@ from mindrouter.gateway.requests import (
     MEDIA_TOKENS,
     TOKENS_PER_MESSAGE,
     Asked,
+    Opening,
+    beginnings,
     cache_key_of,
     decode_field,
     estimate_tokens,
@@ -85,7 +87,7 @@ def read_generate(body: bytes, header_cache_key: str | None) -> Asked:
         needs,
         estimate_tokens(text_bytes) + MEDIA_TOKENS * len(images),
         header_cache_key,
-        lambda: b"\0".join(bytes(memoryview(text)[:4096]) for text in texts),
+        lambda: beginnings(texts),
     )
 
 
@@ -124,7 +126,7 @@ def _generating(
     needs: Needs,
     prompt_tokens: int,
     header_cache_key: str | None,
-    opening: Callable[[], bytes],
+    opening: Callable[[], Opening],
 ) -> Asked:
     stream = typed_field(fields, "stream", bool, "true or false")
     options = typed_field(fields, "options", _Options, "an object of options")
@@ -162,12 +164,12 @@ def _wants_json(fields: Fields) -> bool:
     return given(raw) and bytes(raw) != b'""'
 
 
-def _opening(messages: list[_Message]) -> bytes:
+def _opening(messages: list[_Message]) -> Opening:
     """System prompt and first user message: what a conversation's cached prefix begins with."""
     kept = []
     for message in messages:
         if message.role in ("system", "user"):
-            kept.append(bytes(message.content))
+            kept.append(message.content)
         if message.role == "user":
             break
-    return b"\0".join(kept)
+    return kept

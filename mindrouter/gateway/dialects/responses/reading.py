@@ -12,6 +12,7 @@ from mindrouter.gateway.requests import (
     MEDIA_TOKENS,
     TOKENS_PER_MESSAGE,
     Asked,
+    Opening,
     cache_key_of,
     decode_field,
     estimate_tokens,
@@ -138,12 +139,12 @@ def _wants_json(fields: dict[str, msgspec.Raw]) -> bool:
     return bool(wanted) and wanted.type in ("json_object", "json_schema")
 
 
-def _opening(fields: dict[str, msgspec.Raw], items: list[_Item]) -> bytes:
+def _opening(fields: dict[str, msgspec.Raw], items: list[_Item]) -> Opening:
     """Instructions and first user message: what a conversation's cached prefix begins with."""
-    kept = [bytes(fields.get("instructions", _NULL))]
+    kept = [fields.get("instructions", _NULL)]
     for item in items:
         if item.role in ("system", "developer", "user"):
-            kept.append(bytes(item.content))
+            kept.append(item.content)
         if item.role == "user":
             break
-    return b"\0".join(kept)
+    return kept
