@@ -236,6 +236,7 @@ class RemoteRuntime(Serving):
         self._wanted = asyncio.Event()
         self._lazy: asyncio.TimerHandle | None = None
         self._beat_due = True
+        self._beaten_at = float("-inf")  # when the last beat that came through was begun
 
     # ---- life
 
@@ -360,7 +361,8 @@ class RemoteRuntime(Serving):
 
     async def _send_once(self) -> None:
         commands: list[Command] = []
-        if self._beat_due:
+        now, beats = time.monotonic(), self._beat_due
+        if beats:
             self._beat_due = False
             milliseconds = round(redis.GATEWAY_SECONDS * 1000)
             commands += [
@@ -372,6 +374,8 @@ class RemoteRuntime(Serving):
             commands.append(redis.adding(redis.IN, self._batch(), redis.IN_ENTRIES))
         if commands:
             await self._writer.execute(*commands)
+        if beats:
+            self._beaten_at = now
 
     def _batch(self) -> bytes:
         if not self._registered:
@@ -436,6 +440,8 @@ class RemoteRuntime(Serving):
                 continue
             for _, data in found.get(redis.ALL, ()):
                 self._hear(data)
+            if time.monotonic() - self._beaten_at > redis.GATEWAY_SECONDS:
+                self._register_again()  # given up perhaps, and its slots granted to others
             for _, data in found.get(self._out, ()):
                 self._take(data)
 
@@ -472,6 +478,8 @@ class RemoteRuntime(Serving):
         batch = read(decode_outward, data)
         if batch is None or (batch.epoch, batch.session) != (self._epoch, self._session):
             return  # an older leader's, or of before all was told again
+        if not self._registered:
+            return  # nor that: all will be told again
         self._received += 1
         if batch.number != self._received:
             self._register_again()

@@ -50,7 +50,6 @@ from scheduler.bus.messages import (
 from scheduler.bus.peers import Held, Peer
 from scheduler.bus.wire import Line
 from scheduler.core.errors import SchedulerError
-from scheduler.core.jobs import Usage
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tunables import Tunables
 from scheduler.runtime import Runtime, load_all, save_state
@@ -260,6 +259,7 @@ class SchedulerProcess(Runtime):
             bus = state.get("bus", {})
             self._applied = dict(bus)
             self._saved = dict(bus)
+            self._absent = dict(state.get("absent", {}))
             self._expected |= set(bus)
             self.scheduler.restore(state, time.monotonic())
         # Anew, since what was used while standing by is not known.
@@ -369,7 +369,7 @@ class SchedulerProcess(Runtime):
             age = now - self._led_since
             gone = age > REAPPEAR_SECONDS and not await self._control.exists(redis.GATEWAY + name)
             if (gone or age > GATHER_SECONDS) and name in self._expected:
-                self._give_up(name, self._applied.pop(name, 0))
+                self._give_up(name, self._counted_of(name))
                 # At once: what comes while Redis is asked must find the others' jobs taken up.
                 self._expected.discard(name)
                 await self._begin_if_complete()
@@ -383,18 +383,23 @@ class SchedulerProcess(Runtime):
 
     def _give_up(self, name: str, applied: int) -> None:
         """Nothing is waited for any more; but it may just have been cut off, and come back to tell
-        again what was counted."""
+        again what was counted, to this leader or a later one."""
+        self._settled = True  # the checkpoint has it
         self._absent[name] = applied
         if len(self._absent) > MOST_ABSENT:
             del self._absent[next(iter(self._absent))]
 
     def _forget(self, peer: Peer) -> None:
-        """It has gone, with all that it held."""
+        """It has gone, and holds nothing any more.
+
+        Nothing is charged for what ran there. If it died, the records say so too; if it was cut
+        off and comes back, it tells what it has and what has ended, and each is charged once.
+        """
         self.peers.pop(peer.name, None)
         self._saved.pop(peer.name, None)
         peer.outbox.clear()
         for held in list(peer.jobs.values()):
-            held.abandon()
+            held.leave()
         self._settled = True
 
     async def _heed(self, batch: Inward) -> None:
@@ -431,9 +436,12 @@ class SchedulerProcess(Runtime):
         peer = self.peers.get(name)
         if peer is None:
             peer = self.peers[name] = Peer(name, self._has_news)
-            counted = self._absent.pop(name, 0)
-            peer.applied = self._applied.pop(name, counted)
+            peer.applied = self._counted_of(name)
         return peer
+
+    def _counted_of(self, name: str) -> int:
+        """The serial of the last settlement counted of a gateway that has not registered yet."""
+        return max(self._applied.pop(name, 0), self._absent.pop(name, 0))
 
     async def _do(self, peer: Peer, message: ToScheduler) -> None:
         match message:
@@ -483,11 +491,6 @@ class SchedulerProcess(Runtime):
                 claim.retry(frozenset(message.exclude))
             case Progress():
                 claim.progress(message.prompt_tokens, message.completion_tokens)
-                held.delivered = Usage(
-                    prompt_tokens=message.prompt_tokens,
-                    completion_tokens=message.completion_tokens,
-                    estimated=True,
-                )
             case FirstByte() if lease is not None:
                 self.scheduler.first_byte(lease, lease.dispatched_at + message.seconds)
 
@@ -574,8 +577,7 @@ class SchedulerProcess(Runtime):
             )
         except SchedulerError as refusal:
             logger.warning("A job of gateway %s is not taken up: %s", peer.name, refusal)
-            if running is None:
-                peer.refuse(entry.number, refusal, after_queueing=True)
+            peer.refuse(entry.number, refusal, after_queueing=True)
             return
         Held(self, peer, entry.number, claim)
 
@@ -632,6 +634,7 @@ class SchedulerProcess(Runtime):
         state = {
             **self.scheduler.checkpoint(time.monotonic()),
             "bus": applied,
+            "absent": dict(self._absent),
             "budgets": self.admission.ledger.budgets(),
         }
         stored: Any = await self._control.eval(

@@ -16,7 +16,6 @@ from scheduler.bus.messages import (
     encode,
 )
 from scheduler.core.errors import SchedulerError
-from scheduler.core.jobs import Usage
 from scheduler.runtime import OwnClaim, Runtime
 
 NO_NAMES: dict[int, str] = {}
@@ -75,14 +74,13 @@ class Peer:
 class Held:
     """One job of a gateway: passes on what becomes of its ticket."""
 
-    __slots__ = ("claim", "delivered", "number", "peer", "runtime")
+    __slots__ = ("claim", "number", "peer", "runtime")
 
     def __init__(self, runtime: Runtime, peer: Peer, number: int, claim: OwnClaim) -> None:
         self.runtime = runtime
         self.peer = peer
         self.number = number
         self.claim = claim
-        self.delivered: Usage | None = None  # as far as it has been told (R4)
         claim.ticket.owner = self
         peer.jobs[number] = self
 
@@ -138,9 +136,3 @@ class Held:
         """It has ended; what is still held is given back without charge."""
         self.peer.jobs.pop(self.number, None)
         self.claim.leave()
-
-    def abandon(self) -> None:
-        """Its gateway is gone: it costs what is known to have been delivered (R4)."""
-        if self.delivered is not None and self.claim.ticket.state == "leased":
-            self.claim.settle(self.delivered)
-        self.leave()

@@ -6,6 +6,7 @@ windows, free memory) does not matter here.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -84,6 +85,21 @@ class Catalogue:
             )
         return cls, failures
 
+    def running_at(
+        self, job: Job, group_id: int | None, backend_id: int
+    ) -> tuple[JobClass, Offer, tuple[Failure, ...]]:
+        """Likewise of a job that runs there already, whatever the configuration says of it now:
+        its slot is in use, and it will be charged."""
+        with contextlib.suppress(Rejected):
+            cls, failures = self.classify(job, group_id)
+            for offer in cls.offers:
+                if offer.backend_id == backend_id:
+                    return cls, offer, failures
+        backend = self._cluster.kept(backend_id)
+        model = backend.spec.models.get(job.model_name) or ModelSpec(name=job.model_name)
+        cls = self._class(job.model_name, [(backend, model)], frozenset())
+        return cls, _offer(cls.model_name, backend, model), ()
+
     def _ask(self, job: Job, group_id: int | None) -> Ask:
         failures: list[Failure] = []
         pairs = self._with_model(job, group_id, failures)
@@ -154,10 +170,7 @@ class Catalogue:
         return cls
 
     def _fill(self, cls: JobClass, pairs: Iterable[Pair]) -> None:
-        cls.offers = [
-            Offer(b, model, b.measures_of(cls.model_name), b.bit, b.spec.backend_id)
-            for b, model in pairs
-        ]
+        cls.offers = [_offer(cls.model_name, backend, model) for backend, model in pairs]
         cls.strategy = self._strategies.get(cls.model_name, "score")
         takers = [o.backend.spec for o in cls.offers]
         serving = [spec for spec in takers if spec.in_service]
@@ -219,6 +232,11 @@ class Catalogue:
             if could_have_memory(offer.backend, offer.model) is None:
                 hopeless = False
         cls.hopeless = hopeless
+
+
+def _offer(model_name: str, backend: BackendState, model: ModelSpec) -> Offer:
+    measures = backend.measures_of(model_name)
+    return Offer(backend, model, measures, backend.bit, backend.spec.backend_id)
 
 
 def _kept(

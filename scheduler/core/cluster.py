@@ -209,8 +209,7 @@ class Cluster:
         for spec in specs:
             known = self.by_id.get(spec.backend_id)
             if known is None:
-                self.by_id[spec.backend_id] = BackendState(spec, self._next_bit)
-                self._next_bit <<= 1
+                self._add(spec)
             else:
                 known.spec = spec
                 known.configured = True
@@ -220,6 +219,23 @@ class Cluster:
             self._clear(backend)
             del self.by_id[backend.spec.backend_id]
         self.refresh_all(now)
+
+    def _add(self, spec: BackendSpec) -> BackendState:
+        backend = self.by_id[spec.backend_id] = BackendState(spec, self._next_bit)
+        self._next_bit <<= 1
+        return backend
+
+    def kept(self, backend_id: int) -> BackendState:
+        """The backend; if it was removed, what is left of it until its last job has ended."""
+        backend = self.by_id.get(backend_id)
+        if backend is None:
+            backend = self._add(
+                BackendSpec(
+                    backend_id=backend_id, name="", address="", max_concurrent=0, max_queue=0
+                )
+            )
+            backend.configured = False
+        return backend
 
     def configured(self) -> Iterator[BackendState]:
         return (backend for backend in self.by_id.values() if backend.configured)

@@ -8,7 +8,7 @@ from typing import Any
 from scheduler.core import checkpoint, looking, picture
 from scheduler.core.bounds import Bounds
 from scheduler.core.catalogue import Catalogue
-from scheduler.core.cluster import NEVER, TOKEN_RATE_UNKNOWN, Cluster
+from scheduler.core.cluster import NEVER, TOKEN_RATE_UNKNOWN, Cluster, Offer
 from scheduler.core.dispatch import Dispatcher, put_back_in_order
 from scheduler.core.drain import retry_after
 from scheduler.core.errors import Evicted, Rejected
@@ -183,15 +183,21 @@ class Scheduler:
     ) -> Ticket:
         """Take up a job that another scheduler has had: one that waits, or that is ``running``
         as (backend id, dispatched at). No bounds apply, as it has been let in before, and a slot
-        that is in use is counted even if there is none.
+        that is in use is counted even if there is none, or if its user or backend is gone.
 
         ``attempts`` are the leases it has had, the running one included. After a failover call it
-        in the order of ``standing``. Raises: Rejected when no backend could serve it.
+        in the order of ``standing``. Raises: Rejected when no backend could serve one that waits.
         """
         self._waiting.let_in(now)
-        account = self._roster.account(job.user_id)
-        avoided = frozenset() if running else avoid
-        cls, ruled_out = self._catalogue.classify(job, account.spec.group_id, avoided)
+        offer: Offer | None = None
+        if running is None:
+            account = self._roster.account(job.user_id)
+            cls, ruled_out = self._catalogue.classify(job, account.spec.group_id, avoid)
+        else:
+            account = self._roster.last_known(job.user_id)
+            cls, offer, ruled_out = self._catalogue.running_at(
+                job, account.spec.group_id, running[0]
+            )
         self._arrivals += 1
         flow = flow_of(self._roster.unit(job.unit, account), cls)
         ticket = Ticket(job, flow, self._arrivals, enqueued_at, ruled_out)
@@ -200,16 +206,12 @@ class Scheduler:
         ticket.avoid = avoid
         if not self._waiting.queued and not self._dispatcher.running:
             self._share.burst.wake(now)
-        if running is None:
+        if running is None or offer is None:
             ticket.attempts = attempts
             self._waiting.enter(ticket, now)
         else:
-            backend_id, dispatched_at = running
-            offer = next((o for o in cls.offers if o.backend_id == backend_id), None)
-            if offer is None:
-                raise Rejected("no_backend_available", "The backend of this job was removed.", 1)
             ticket.attempts = attempts - 1
-            self._dispatcher.adopt(ticket, offer, dispatched_at, now)
+            self._dispatcher.adopt(ticket, offer, running[1], now)
         self._dirty = True
         return ticket
 

@@ -128,6 +128,21 @@ class Roster:
             raise Rejected("permission_denied", "This user is not known.")
         return self._new_account(spec)
 
+    def last_known(self, user_id: int) -> Account:
+        """The account also of a user that is gone, whose jobs run on."""
+        account = self.accounts.get(user_id)
+        if account is not None:
+            return account
+        gone = UserSpec(
+            user_id=user_id,
+            username="",
+            group_id=None,
+            group_name=None,
+            weight=1.0,
+            group_weight=1.0,
+        )
+        return self._new_account(self.users.get(user_id, gone))
+
     def _new_account(self, spec: UserSpec) -> Account:
         account = Account(spec, self._group(spec.group_id))
         self.accounts[spec.user_id] = account

@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_before_it_is_let_in_leaves_nothing(both: Bot
 
 
 async def test_a_retry_avoids_the_backend_that_failed(both: Both) -> None:
-    other = await asyncio.to_thread(_with_database, make_backend, "b", models=("m",))
+    other = await asyncio.to_thread(with_database, make_backend, "b", models=("m",))
     await until(lambda: len(both.scheduling.snapshot.backends) == 2, 60.0)
     await until(lambda: len(both.serving.snapshot.backends) == 2, 60.0)
     with await both.submit() as claim:
@@ -183,7 +183,7 @@ async def test_a_retry_avoids_the_backend_that_failed(both: Both) -> None:
     assert states[tried] == "failed"
 
 
-def _with_database(question: Any, *args: Any, **fields: Any) -> Any:
+def with_database(question: Any, *args: Any, **fields: Any) -> Any:
     try:
         return question(*args, **fields)
     finally:
@@ -248,13 +248,13 @@ async def test_a_name_stands_for_a_model_that_can_be_served(both: Both) -> None:
     assert both.serving._served_models() == {"m"}
 
 
-def _limit(username: str, **limits: Any) -> None:
+def set_limits(username: str, **limits: Any) -> None:
     make_quota(User.objects.get(username=username), **limits)
 
 
 async def test_limits_hold_and_are_told_of(both: Both) -> None:
     limits = {"requests_per_minute": 3, "max_concurrent": 2, "token_budget": 1000}
-    await asyncio.to_thread(_with_database, _limit, "ada", **limits)
+    await asyncio.to_thread(with_database, set_limits, "ada", **limits)
     ada = Holder("user", both.users["ada"])
     await until(lambda: ada in both.scheduling.snapshot.limits, 60.0)
     with await both.submit(max_tokens=100) as first, await both.submit(max_tokens=100):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from accounts.limits import Holder
+from backends.models import Backend
 from scheduler import runtime
 from scheduler.bus import redis as places
 from scheduler.bus.gateway import RemoteRuntime
@@ -20,12 +23,16 @@ from scheduler.bus.messages import VERSION, Outward, Refused, encode
 from scheduler.bus.wire import Line, Wire
 from scheduler.core.jobs import Job, Usage
 from scheduler.serving import Claim
-from tests.cluster.test_contract import prepared
+from tests.cluster.test_contract import prepared, set_limits, with_database
 from tests.running import until
 from tests.scheduler.redis import RedisServer
 
 _numbers = count(1)
 USED = Usage(prompt_tokens=100, completion_tokens=50)
+
+
+async def broken(*_: Any) -> None:
+    raise ConnectionError("cut")
 
 
 class Cluster:
@@ -62,6 +69,23 @@ class Cluster:
     def charged(self) -> float:
         shares = self.leader.scheduler.shares(time.monotonic())
         return sum(share.charged_tokens for share in shares)
+
+    def deficit(self) -> float:
+        return self.leader.scheduler.shares(time.monotonic())[0].deficit
+
+    def use_of(self, holder: Holder) -> tuple[float | None, float | None, int]:
+        """Of its budget used and reserved, and how many run."""
+        [use] = self.leader.admission.use_of([holder])
+        return use.budget_used, use.budget_reserved, use.running
+
+    async def until_saved(self, absent: str) -> None:
+        """Wait for a checkpoint that knows the gateway to be away."""
+        client = self.leader._control
+        async with asyncio.timeout(60.0):
+            while absent not in json.loads(await client.get(places.SHARES) or "{}").get(  # noqa: ASYNC110
+                "absent", {}
+            ):
+                await asyncio.sleep(0.02)
 
     async def until_led_after(self, epoch: int) -> None:
         """Wait for another lead, in which the gateway has told what it has."""
@@ -223,6 +247,97 @@ async def test_what_was_counted_is_not_charged_again_when_a_silent_gateway_comes
         claim.settle(USED)
     await until(lambda: leader.peers[gateway.name].applied == ended.settle.serial + 1, 60.0)
     assert cluster.charged() == 300.0
+
+
+@pytest.mark.parametrize("ends", ["while it is away", "after it is back"])
+@pytest.mark.parametrize("heir", ["the same leader", "another one"])
+async def test_a_gateway_that_was_given_up_and_comes_back_is_charged_once_for_all_it_did(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, ends: str, heir: str
+) -> None:
+    gateway = cluster.gateway
+    await asyncio.to_thread(with_database, set_limits, "ada", token_budget=1_000_000)
+    ada = Holder("user", cluster.user_id)
+    await until(lambda: ada in cluster.leader.snapshot.limits, 60.0)
+    await until(lambda: not cluster.leader.admission.unknown, 60.0)
+    with await cluster.submit() as claim:
+        claim.settle(USED)
+    counted = gateway._unsaved[0]
+    await until(lambda: cluster.charged() == 150.0, 60.0)
+
+    with await cluster.submit() as claim:
+        claim.progress(100, 5_000)  # beyond what was held
+        await until(lambda: cluster.deficit() < -500.0, 60.0)
+        with monkeypatch.context() as wire:
+            wire.setattr(gateway._writer, "execute", broken)
+            await until(lambda: not gateway._registered, 60.0)
+            cluster.leader.peers[gateway.name].heard_at = float("-inf")
+            await cluster.leader._look_for_silent_gateways()
+            assert (cluster.in_flight(), cluster.use_of(ada)) == (0, (150.0, 0.0, 0))
+            if counted not in gateway._unsaved:  # as if it had not heard that it is saved
+                gateway._unsaved.appendleft(counted)
+            if heir == "another one":
+                await cluster.until_saved(gateway.name)
+                epoch = cluster.leader.epoch
+                await cluster.leader._control.delete(places.LEADER)
+                await until(lambda: gateway._epoch > epoch and cluster.leader.epoch > epoch, 60.0)
+            if ends == "while it is away":
+                claim.settle(Usage(prompt_tokens=100, completion_tokens=5_000))
+        if ends == "after it is back":
+            await until(lambda: cluster.in_flight() == 1, 60.0)
+            used, reserved, running = cluster.use_of(ada)
+            assert (used, reserved > 0, running) == (150.0, True, 1)
+            claim.settle(Usage(prompt_tokens=100, completion_tokens=5_000))
+    await until(lambda: cluster.charged() == 5_250.0, 60.0)
+    assert (cluster.in_flight(), cluster.use_of(ada)) == (0, (5_250.0, 0.0, 0))
+
+
+async def test_what_runs_on_a_backend_that_is_deleted_before_a_failover_is_charged(
+    cluster: Cluster,
+) -> None:
+    await asyncio.to_thread(with_database, set_limits, "ada", token_budget=1_000_000)
+    ada = Holder("user", cluster.user_id)
+    await until(lambda: ada in cluster.leader.snapshot.limits, 60.0)
+    await until(lambda: not cluster.leader.admission.unknown, 60.0)
+    with await cluster.submit() as running, await cluster.submit() as also:
+        await asyncio.to_thread(with_database, Backend.objects.all().delete)
+        await until(lambda: cluster.leader.snapshot.backends == (), 60.0)
+        epoch = cluster.leader.epoch
+        await cluster.leader._control.delete(places.LEADER)
+        await cluster.until_led_after(epoch)
+        running.settle(USED)
+        also.settle(USED)
+    await until(lambda: cluster.charged() == 300.0, 60.0)
+    assert cluster.use_of(ada) == (300.0, 0.0, 0)
+
+
+async def test_a_slot_is_not_taken_by_a_gateway_that_may_have_been_given_up_since(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = cluster.gateway
+    beat_at = gateway._beaten_at
+    await until(lambda: gateway._beaten_at > beat_at, 60.0)
+    taken: list[bytes] = []
+    take = gateway._take
+
+    def late(data: bytes) -> None:
+        taken.append(data)
+        if len(taken) == 1:
+            assert not gateway._registered
+        take(data)
+        assert gateway._registered or not gateway._claims or claim_of(gateway).lease is None
+
+    def claim_of(gateway: RemoteRuntime) -> Claim:
+        return next(iter(gateway._claims.values()))
+
+    monkeypatch.setattr(gateway, "_take", late)
+    session = gateway._session
+    gateway._beaten_at = float("-inf")  # as after a long halt
+    with await cluster.submit() as claim:
+        assert claim.lease is not None
+        assert gateway._session > session
+        await until(lambda: cluster.in_flight() == 1, 60.0)
+        claim.settle(USED)
+    await until(lambda: cluster.charged() == 150.0, 60.0)
 
 
 async def test_what_was_held_back_is_heeded_before_anything_else_once_none_is_waited_for(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler.core.errors import Rejected
@@ -110,8 +112,51 @@ def test_the_time_waited_under_the_old_leader_counts() -> None:
     assert waits.error.reason == "queue_timeout"
 
 
-def test_a_job_of_a_removed_backend_is_refused() -> None:
+def charged(bench: Bench) -> dict[int, float]:
+    return {share.user_id: share.charged_tokens for share in bench.core.shares(bench.now)}
+
+
+def test_a_job_that_waits_for_a_model_that_is_gone_is_refused() -> None:
     bench = Bench([user(1)], [backend(1)])
     with pytest.raises(Rejected):
-        bench.core.resume(job(1), bench.now, enqueued_at=0.0, attempts=1, running=(7, 990.0))
-    assert in_flight(bench.core, bench.now) == [0]
+        bench.core.resume(job(1, "gone"), bench.now, enqueued_at=0.0, attempts=0)
+
+
+@pytest.mark.parametrize("model_name", ["m", "gone"])
+def test_what_runs_on_a_backend_that_was_removed_is_charged_when_it_ends(model_name: str) -> None:
+    bench = Bench([user(1)], [backend(1)])
+    for _ in range(2):  # the second one finds what the first one's configuration has left
+        ticket = bench.core.resume(
+            job(1, model_name), bench.now, enqueued_at=0.0, attempts=1, running=(7, 990.0)
+        )
+        assert in_flight(bench.core, bench.now) == [0]
+        bench.configure()
+        lease = ticket.lease
+        assert lease is not None
+        bench.core.settle(lease, Usage(prompt_tokens=100, completion_tokens=50), bench.now)
+    assert charged(bench) == {1: 300.0}
+    bench.backends = [backend(1, slots=2)]
+    bench.configure()
+    assert list(bench.core._cluster.by_id) == [1]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"backends": [backend(1, models=("other",))]},
+        {"backends": [backend(1, allowed_group_ids=frozenset())]},
+        {"users": {}},
+    ],
+    ids=["without the model", "not for the group any more", "the user is gone"],
+)
+def test_what_runs_keeps_its_slot_whatever_the_configuration_says_of_it_now(
+    changed: dict[str, Any],
+) -> None:
+    bench = Bench([user(1)], [backend(1, slots=1)])
+    vars(bench).update(changed)
+    bench.configure()
+    ticket = bench.core.resume(job(1), bench.now, enqueued_at=0.0, attempts=1, running=(1, 990.0))
+    assert in_flight(bench.core, bench.now) == [1]
+    assert ticket.lease is not None
+    bench.core.settle(ticket.lease, Usage(prompt_tokens=100, completion_tokens=50), bench.now)
+    assert (in_flight(bench.core, bench.now), charged(bench)) == ([0], {1: 150.0})
