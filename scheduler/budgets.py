@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -17,9 +18,8 @@ from django.db.models import F, Q, QuerySet, Sum
 from accounts.limits import Holder, Kind, LimitSet, Period
 from accounts.models import ApiKey, Group, Limits, ModelLimits, Quota, User
 from scheduler.core.jobs import ModelSpec
-from scheduler.loading import records_to_load
+from scheduler.loading import Charge, charges_to_load
 from scheduler.models import Decision, UsageHour
-from scheduler.spool import Record
 from scheduler.usage import HOUR_SECONDS
 
 _LIMITED = (
@@ -130,24 +130,21 @@ def load_used(
     """
     names = _group_names(holder for holder, _ in wanted)
     totals: dict[float, _Totals] = {}
+    waiting: dict[float, _Totals] = {start: defaultdict(float) for start in wanted.values()}
     with transaction.atomic():
         if connection.vendor == "postgresql":  # one picture: what is loaded meanwhile counts once
             connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        waiting = [
-            one
-            for one in records_to_load(directory)
-            if one.arrived_at < before and one.request_id not in under_way
-        ]
-        for start in set(wanted.values()):
+        for charge in chain.from_iterable(charges_to_load(directory)):
+            if charge.arrived_at < before and charge.request_id not in under_way:
+                _count(waiting, charge)
+        for start in waiting:
             kinds = {holder.kind for (holder, _), begun in wanted.items() if begun == start}
             totals[start] = _totals(kinds, start)
             _take_away(totals[start], kinds, start, before, under_way)
-            for record in waiting:
-                if record.arrived_at >= start:
-                    _count(totals[start], record)
     found = {}
     for (holder, period), start in wanted.items():
-        used = totals[start].get((holder.kind, _stored(holder, names)), 0.0)
+        counted = holder.kind, _stored(holder, names)
+        used = totals[start].get(counted, 0.0) + waiting[start].get(counted, 0.0)
         found[holder, period] = start, max(0.0, used)
     return found
 
@@ -195,6 +192,8 @@ def _take_away(
         _add_up(totals, kind, Decision.objects.filter(later), _COLUMNS[kind], -1.0)
 
 
-def _count(totals: _Totals, record: Record) -> None:
-    for kind, column in _COLUMNS.items():
-        totals[kind, getattr(record, column)] += record.charged_tokens
+def _count(totals: Mapping[float, _Totals], charge: Charge) -> None:
+    for start, used in totals.items():
+        if charge.arrived_at >= start:
+            for kind, column in _COLUMNS.items():
+                used[kind, getattr(charge, column)] += charge.charged_tokens

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 from django.db import (
@@ -40,6 +40,20 @@ class Entry(NamedTuple):
     key: usage.Key
     amounts: usage.Amounts
 
+
+class Charge(msgspec.Struct):
+    """Of a record what its budgets have to know."""
+
+    request_id: str
+    arrived_at: float
+    charged_tokens: float = 0.0
+    user_id: int | None = None
+    key_id: int | None = None
+    group: str = ""
+    model_served: str = ""
+
+
+_charge_decoder = msgspec.json.Decoder(Charge)
 
 BATCH_ROWS = 500
 READ_BYTES = 4 * 1024 * 1024
@@ -95,19 +109,14 @@ class Loader:
             size = path.stat().st_size
             if self._offsets.get(path.stem) == size and path.suffix == ".open":
                 return 0
-            offset = self._offset(path.stem)
             loaded = 0
             with path.open("rb") as file:
-                file.seek(offset)
-                while lines := _whole_lines(file.read(READ_BYTES)):
-                    for batch in _batches(lines):
-                        offset += sum(map(len, batch))
-                        entries, fresh = _insert(path, batch, offset, self._keep)
-                        self._offsets[path.stem] = offset
-                        loaded += entries
-                        for tell in self._stored:
-                            tell(fresh)
-                    file.seek(offset)
+                for batch, offset in _batches(file, self._offset(path.stem)):
+                    entries, fresh = _insert(path, batch, offset, self._keep)
+                    self._offsets[path.stem] = offset
+                    loaded += entries
+                    for tell in self._stored:
+                        tell(fresh)
         except FileNotFoundError:
             return 0  # closed, and so renamed, since the folder was listed
         if path.suffix == ".jsonl":
@@ -127,14 +136,23 @@ class Loader:
         self._offsets.pop(path.stem, None)
 
 
+def _batches(file: BinaryIO, offset: int) -> Iterator[tuple[list[bytes], int]]:
+    """The lines from there on, at most ``BATCH_ROWS`` at a time, and the offset after them."""
+    file.seek(offset)
+    while lines := _whole_lines(file.read(READ_BYTES)):
+        for start in range(0, len(lines), BATCH_ROWS):
+            batch = lines[start : start + BATCH_ROWS]
+            offset += sum(map(len, batch))
+            yield batch, offset
+        file.seek(offset)
+
+
 def _whole_lines(data: bytes) -> list[bytes]:
     """The lines of ``data`` with their ends, without a last one that is still being written."""
     end = data.rfind(b"\n") + 1
+    if not end and len(data) == READ_BYTES:
+        return [data]  # no record is so long: what a broken disk left must not hold up the others
     return data[:end].splitlines(keepends=True)
-
-
-def _batches(lines: list[bytes]) -> Iterable[list[bytes]]:
-    return (lines[i : i + BATCH_ROWS] for i in range(0, len(lines), BATCH_ROWS))
 
 
 def _insert(
@@ -265,10 +283,12 @@ def _parse(lines: list[bytes]) -> tuple[list[Entry], list[bytes]]:
     return entries, bad
 
 
-def records_to_load(directory: Path) -> list[Record]:
-    """What the spool files have and the database has not.
+def charges_to_load(directory: Path) -> Iterator[list[Charge]]:
+    """What the requests cost that the spool files have and the database has not, at most
+    ``BATCH_ROWS`` at a time: after an outage of the recorder there may be millions.
 
-    Exact in a transaction that sees one picture of the database. Raises: DatabaseError.
+    Exact where it comes first in a transaction that sees one picture of the database. Raises:
+    DatabaseError.
     """
     with contextlib.ExitStack() as files:
         # Opened first: a file that is loaded and deleted meanwhile can still be read.
@@ -277,22 +297,32 @@ def records_to_load(directory: Path) -> list[Record]:
             with contextlib.suppress(FileNotFoundError):  # closed, and so renamed
                 opened.append((path.stem, files.enter_context(path.open("rb"))))
         cursors = dict(SpoolCursor.objects.values_list("file_name", "offset"))
-        records: dict[str, Record] = {}
+        latest: dict[str, Charge] = {}
         for name, file in opened:
-            file.seek(cursors.get(name, 0))
-            for line in _whole_lines(file.read()):
-                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                    if not line.startswith(MARKER):
-                        record = decode(line)
-                        records[record.request_id] = record
-    ids = list(records)
-    for start in range(0, len(ids), BATCH_ROWS):
-        part = ids[start : start + BATCH_ROWS]
-        # A file whose cursor is gone is loaded, and only waits to be deleted.
-        stored = Decision.objects.filter(request_id__in=part)
-        for request_id in stored.values_list("request_id", flat=True):
-            del records[request_id]
-    return list(records.values())
+            for lines, _ in _batches(file, cursors.get(name, 0)):
+                # A line that lacked but its end is there twice, one behind the other.
+                charges = {one.request_id: one for one in _charges(lines)}
+                yield _not_stored(charges.keys() - latest.keys(), charges)
+                latest = charges
+
+
+def _charges(lines: list[bytes]) -> Iterator[Charge]:
+    for line in lines:
+        if not line.startswith(MARKER):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                charge = _charge_decoder.decode(line)
+                if charge.charged_tokens:
+                    yield charge
+
+
+def _not_stored(request_ids: set[str], charges: dict[str, Charge]) -> list[Charge]:
+    """A file whose cursor is gone is loaded, and only waits to be deleted."""
+    stored = set(
+        Decision.objects.filter(request_id__in=request_ids)
+        .order_by()
+        .values_list("request_id", flat=True)
+    )
+    return [charges[request_id] for request_id in request_ids - stored]
 
 
 # ---- one record

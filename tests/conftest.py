@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from tests.running import RunningRouter
+    from tests.scheduler.redis import RedisServer
     from tests.stubs.openai_stub import OpenAIStub
 
 # Emptying the database after a test would be refused; ``tests/audit`` makes the triggers itself.
@@ -93,20 +94,56 @@ def protocol() -> type[HttpToolsProtocol]:
     return GatewayProtocol
 
 
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """A Redis for the tests of one file."""
+    from tests.scheduler.redis import redis_server
+
+    try:
+        with redis_server() as server:
+            yield server
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def mode() -> str:
+    """Whether the router schedules by itself ("embedded") or over the bus ("cluster")."""
+    return "embedded"
+
+
+@pytest.fixture
+def patient_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy for some seconds passes for neither a dead scheduler nor gateway."""
+    from scheduler.bus import gateway, leader, redis, wire
+
+    monkeypatch.setattr(leader, "LEASE_SECONDS", 60.0)
+    monkeypatch.setattr(redis, "GATEWAY_SECONDS", 60.0)
+    monkeypatch.setattr(wire, "SILENT_SECONDS", 60.0)
+    for name in ("ADMISSION", "OUT_OF_TOUCH", "GIVE_UP", "ANSWER"):
+        monkeypatch.setattr(gateway, f"{name}_SECONDS", 60.0)
+
+
 @pytest.fixture
 async def router(
+    request: pytest.FixtureRequest,
     quick_flush: None,
     transactional_db: None,
     settings: Any,
     tmp_path: Path,
     protocol: type[HttpToolsProtocol],
+    mode: str,
 ) -> AsyncIterator[RunningRouter]:
     """The real router, in the test's own event loop, with a database and spool of its own."""
     from tests.running import running_router
 
     settings.SPOOL_DIR = tmp_path / "spool"
     settings.STATE_DIR = tmp_path / "state"
-    async with running_router(settings.SPOOL_DIR, protocol) as running:
+    cluster = mode == "cluster"
+    if cluster:
+        request.getfixturevalue("patient_bus")
+        settings.REDIS_URL = request.getfixturevalue("redis").url
+    async with running_router(settings.SPOOL_DIR, protocol, cluster=cluster) as running:
         yield running
 
 

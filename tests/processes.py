@@ -54,7 +54,7 @@ class RouterProcess:
         self.client = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {key}"},
-            timeout=20,
+            timeout=60,
             trust_env=False,
             verify=NO_TLS,
         )
@@ -84,7 +84,7 @@ class RouterProcess:
         began = time.monotonic()
         while not await self._serves():
             assert self.process.returncode is None, self.log()[-3000:]
-            assert time.monotonic() - began < 30, self.log()[-3000:]
+            assert time.monotonic() - began < 120, self.log()[-3000:]
             await asyncio.sleep(0.05)
         return self
 

@@ -23,6 +23,8 @@ from mindrouter.gateway import consumer
 from mindrouter.gateway.attempts import FailedAttempts
 from mindrouter.gateway.protocol import GatewayProtocol
 from mindrouter.server import configuration
+from scheduler.bus.gateway import RemoteRuntime
+from scheduler.bus.leader import SchedulerProcess
 from scheduler.loading import load
 from scheduler.models import Decision
 from scheduler.runtime import Runtime
@@ -39,11 +41,13 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 class RunningRouter:
     """A router with an empty database: tests make backends and users, then send requests.
 
-    `client` is an httpx client of the user "ada"; `key` is her key.
+    `client` is an httpx client of the user "ada"; `key` is her key. `scheduling` is `runtime`
+    itself, or in a cluster the scheduler at the other end of the bus.
     """
 
-    def __init__(self, runtime: Runtime, spool: Path) -> None:
+    def __init__(self, runtime: Any, scheduling: Runtime, spool: Path) -> None:
         self.runtime = runtime
+        self.scheduling = scheduling
         self.key = ""
         self.port = 0
         self.client: httpx.AsyncClient
@@ -52,8 +56,16 @@ class RunningRouter:
         self._server: asyncio.Server
 
     @classmethod
-    async def start(cls, spool: Path, protocol: type[HttpToolsProtocol] = GatewayProtocol) -> Self:
-        router = cls(await Runtime.start(), spool)
+    async def start(
+        cls,
+        spool: Path,
+        protocol: type[HttpToolsProtocol] = GatewayProtocol,
+        *,
+        cluster: bool = False,
+    ) -> Self:
+        """``cluster``: a scheduler and a gateway that speak over the Redis of the settings."""
+        scheduling = await (SchedulerProcess if cluster else Runtime).start()
+        router = cls(await RemoteRuntime.start() if cluster else scheduling, scheduling, spool)
         consumer._failed = FailedAttempts()  # as in a new process
         config = configuration("127.0.0.1", 0)
         config.load()
@@ -77,6 +89,12 @@ class RunningRouter:
             connection.transport.abort()
         await asyncio.gather(*self._state.tasks)
         await self.runtime.stop()
+        if self.in_cluster:
+            await self.scheduling.stop()
+
+    @property
+    def in_cluster(self) -> bool:
+        return self.runtime is not self.scheduling
 
     # ---- configuration
 
@@ -94,9 +112,10 @@ class RunningRouter:
         snapshot, _ = await self.ask(_load_changes, -1)
         assert snapshot is not None
         now = time.monotonic()
-        self.runtime._adopt(snapshot, now)
-        self.runtime._pump(now)
-        await self.runtime._learn_budgets()
+        for one in {self.runtime, self.scheduling}:
+            one._adopt(snapshot, now)
+        self.scheduling._pump(now)
+        await self.scheduling._learn_budgets()
 
     async def user(self, username: str, *, weight: Any = 1, **limits: Any) -> str:
         """A user alone in a group of that name and weight; returns a key."""
@@ -126,7 +145,7 @@ class RunningRouter:
         return httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"},
-            timeout=20,
+            timeout=60,
             trust_env=False,
             verify=NO_TLS,
             limits=httpx.Limits(max_connections=None),
@@ -143,28 +162,34 @@ class RunningRouter:
     # ---- what is known afterwards
 
     async def idle(self, within: float = 2.0) -> None:
-        """Wait until no request is being served."""
+        """Wait until no request is being served, and the scheduler knows it."""
         async with asyncio.timeout(within):
             while self.runtime.serving:
                 await asyncio.wait(set(self.runtime.serving))
+            await self.told()
+
+    async def told(self) -> None:
+        """Wait until the scheduler knows all that has happened so far."""
+        await self.runtime.use_of([])  # a question comes after what was said before
 
     async def until_waiting(self, count: int, within: float = 2.0) -> None:
         await until(lambda: self.waiting == count, within)
 
     @property
     def waiting(self) -> int:
-        return self.runtime.scheduler.stats(time.monotonic()).queue_total
+        return self.scheduling.scheduler.stats(time.monotonic()).queue_total
 
     @property
     def in_flight(self) -> int:
-        return sum(b.in_flight for b in self.runtime.scheduler.backend_states(time.monotonic()))
+        return sum(b.in_flight for b in self.scheduling.scheduler.backend_states(time.monotonic()))
 
     def left_over(self) -> list[str]:
         """Whatever is held, reserved or counted for requests; nothing once none is served."""
-        found = [f"claim {request_id}" for request_id in self.runtime._claims]
-        units = self.runtime.scheduler._roster.units.values()
+        claims = {*self.runtime._claims, *self.scheduling._claims}
+        found = [f"claim {number}" for number in claims]
+        units = self.scheduling.scheduler._roster.units.values()
         found += [f"{unit.held} tokens held for {unit.key}" for unit in units if unit.held]
-        for meter in self.runtime.admission.ledger._meters.values():
+        for meter in self.scheduling.admission.ledger._meters.values():
             if meter.running or meter.waiting:
                 found.append(f"{meter.running} running, {meter.waiting} waiting: {meter.holder}")
             if meter.budget is not None and abs(meter.budget.reserved) > 1e-6:
@@ -172,7 +197,7 @@ class RunningRouter:
         return found
 
     def state_of(self, backend_id: int) -> str:
-        states = self.runtime.scheduler.backend_states(time.monotonic())
+        states = self.scheduling.scheduler.backend_states(time.monotonic())
         return next(b.state for b in states if b.id == backend_id)
 
     async def records(self) -> list[Decision]:
@@ -298,10 +323,13 @@ class RawClient:
 
 @asynccontextmanager
 async def running_router(
-    spool: Path, protocol: type[HttpToolsProtocol] = GatewayProtocol
+    spool: Path,
+    protocol: type[HttpToolsProtocol] = GatewayProtocol,
+    *,
+    cluster: bool = False,
 ) -> AsyncIterator[RunningRouter]:
     """A router; after the test nothing of it may be left running, held or waiting."""
-    router = await RunningRouter.start(spool, protocol)
+    router = await RunningRouter.start(spool, protocol, cluster=cluster)
     try:
         yield router
         await router.idle(within=5.0)

@@ -76,7 +76,9 @@ class Surface:
         sent = {"Content-Type": self.kind, **(headers or {})}
         if key:
             sent["Authorization"] = f"Bearer {key}"
-        return await router.client.post(self.path, content=self.body(**more), headers=sent)
+        response = await router.client.post(self.path, content=self.body(**more), headers=sent)
+        await router.told()
+        return response
 
     def post(self, client: RawClient, **more: Any) -> None:
         data = self.body(**more)
@@ -231,18 +233,22 @@ _OTHERS = [
     Surface(path="/v1/images/generations", fields=PROMPT, answer=draws(), words=""),
 ]
 SURFACES = [*_CHAT, *_TRANSLATED, *_VECTORS, *_OTHERS]
+#: One of each kind for the scheduler elsewhere, to which dialects are alike.
+_IN_CLUSTER = [_CHAT[0], _CHAT[1], _TRANSLATED[1], _TRANSLATED[4], _VECTORS[0], _OTHERS[3]]
 
 
 def _each(surfaces: list[Surface]) -> Callable[[Test], Test]:
-    """Run a test for one surface after the other, each on an empty router with a stub of its own.
-
-    A router for each would take most of the time.
+    """Run a test for one surface after the other, each on an empty router with a stub of its own:
+    a router for each would take most of the time. Once with the scheduler in the gateway's process
+    and once at the other end of the bus.
     """
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
         async def on_each(router: RunningRouter, subtests: pytest.Subtests, **others: Any) -> None:
             for surface in surfaces:
+                if router.in_cluster and surface not in _IN_CLUSTER:
+                    continue
                 with subtests.test(surface.name):
                     async with await OpenAIStub.start() as stub:
                         await test(router=router, stub=stub, surface=surface, **others)
@@ -250,13 +256,14 @@ def _each(surfaces: list[Surface]) -> Callable[[Test], Test]:
                         assert (router.in_flight, router.waiting) == (0, 0)
                         assert router.left_over() == []
                 await router.records()
-                await router.change(_empty)
+                await router.ask(_empty)  # in force with the next one's backend
 
         asked = inspect.signature(test).parameters.values()
         given = [one for one in asked if one.name not in ("surface", "stub")]
         given.append(inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY))
         on_each.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
-        return on_each
+        both: Test = pytest.mark.parametrize("mode", ["embedded", "cluster"])(on_each)
+        return both
 
     return decorate
 

@@ -74,11 +74,11 @@ async def test_a_jump_neither_opens_nor_lengthens_a_fail_window(
         await router.backend(other, "b")
         stub.then(reset)
         assert (await router.chat()).headers["x-mindrouter-backend"] == "b"
-    states = router.runtime.scheduler.backend_states(time.monotonic())
+    states = router.scheduling.scheduler.backend_states(time.monotonic())
     before = next(one.failed_for_seconds for one in states if one.id == number)
     wall.ahead = jump
     await router.reload()
-    states = router.runtime.scheduler.backend_states(time.monotonic())
+    states = router.scheduling.scheduler.backend_states(time.monotonic())
     after = next(one.failed_for_seconds for one in states if one.id == number)
     assert before is not None
     assert after is not None

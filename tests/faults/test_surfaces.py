@@ -60,8 +60,8 @@ WAYS = pytest.mark.parametrize("way", [closes, resets, ends], ids=lambda one: on
 
 async def second(surface: Surface, router: RunningRouter, other: OpenAIStub) -> None:
     """A backend "b" that comes after "a"."""
-    await router.change(lambda: Backend.objects.update(priority=10))
-    await surface.backend(router, other, "b")
+    await router.ask(lambda: Backend.objects.update(priority=10))
+    await surface.backend(router, other, "b")  # puts both in force
 
 
 # ---- B01, B07: an answer arrives whole, and its usage is counted

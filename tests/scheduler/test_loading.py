@@ -12,7 +12,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from scheduler import loading
 from scheduler.core.tickets import SCORE_NAMES, SlotsTaken
-from scheduler.loading import Loader, load
+from scheduler.loading import Loader, charges_to_load, load
 from scheduler.models import Decision, SpoolCursor, UsageHour
 from scheduler.spool import Attempt, Record, Spool
 from tests.factories import make_choice, make_decision
@@ -148,6 +148,46 @@ def test_many_lines_are_inserted_in_bounded_batches(
     assert len(stored()) == 105
     assert max(sizes) == 10
     assert sum(sizes) == 105
+
+
+def test_what_an_outage_of_the_recorder_left_is_looked_through_in_bounded_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "BATCH_ROWS", 10)
+    monkeypatch.setattr(loading, "READ_BYTES", 1000)
+    make_decision("r003")
+    spool = Spool(tmp_path)
+    for number in range(105):
+        finish(spool, f"r{number:03}", charged_tokens=number % 3, user_id=1)
+    spool.stop()
+    batches = list(charges_to_load(tmp_path))
+    assert max(map(len, batches)) == 7  # of ten lines, those that cost something
+    found = {one.request_id: one.charged_tokens for batch in batches for one in batch}
+    assert len(found) == sum(map(len, batches)) == 70
+    assert sum(found.values()) == 105
+    load(tmp_path)
+    assert list(charges_to_load(tmp_path)) == []
+
+
+def test_a_line_that_was_written_again_for_its_lost_end_costs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = b'{"request_id":"a","arrived_at":1,"outcome":"completed","charged_tokens":5}\n'
+    (tmp_path / "boot-1.jsonl").write_bytes(line * 2 + line.replace(b'"a"', b'"b"'))
+    monkeypatch.setattr(loading, "BATCH_ROWS", 1)
+    found = [one.request_id for batch in charges_to_load(tmp_path) for one in batch]
+    assert found == ["a", "b"]
+
+
+def test_what_a_broken_disk_left_without_a_line_end_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "READ_BYTES", 1000)
+    path = tmp_path / "boot-1.jsonl"
+    path.write_bytes(bytes(2500) + b'\n{"request_id":"a","arrived_at":1,"outcome":"completed"}\n')
+    load(tmp_path)
+    assert stored() == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["boot-1.bad"]
 
 
 def test_a_line_that_is_no_record_is_set_aside_and_holds_up_nobody(tmp_path: Path) -> None:
