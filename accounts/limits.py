@@ -447,7 +447,8 @@ class Ledger:
         self._meters: dict[Holder, Meter] = {}
         self._used: dict[Holder, tuple[float, float]] = {}  # {holder: (period's start, tokens)}
         self._budgets: set[tuple[Holder, Period]] = set()
-        self._known: set[tuple[Holder, Period]] = set()  # budgets whose use so far is known
+        #: Budgets whose use so far is known; replaced as a whole, as ``budgets`` looks at it later.
+        self._known: frozenset[tuple[Holder, Period]] = frozenset()
         self._holds: dict[str, Hold] = {}
         self.refused: Counter[str] = Counter()  # {limit: requests}, since the start
         self.shadowed: Counter[str] = Counter()
@@ -475,7 +476,7 @@ class Ledger:
         }
         for holder, _ in self._known - self._budgets:
             self._used.pop(holder, None)
-        self._known &= self._budgets
+        self._known &= frozenset(self._budgets)
 
     def unknown_budgets(self, wall: float) -> dict[tuple[Holder, Period], float]:
         """{(holder, period): its start} of budgets whose use so far was never told."""
@@ -488,10 +489,10 @@ class Ledger:
         self, told: Mapping[tuple[Holder, Period], tuple[float, float]], wall: float
     ) -> None:
         """{(holder, period): (its start, tokens used in it)} beyond what was settled here."""
+        self._known |= told.keys() & self._budgets  # else the limit has changed meanwhile
         for (holder, period), (start, tokens) in told.items():
             if (holder, period) not in self._budgets:
-                continue  # the limit has changed meanwhile
-            self._known.add((holder, period))
+                continue
             if start != period_bounds(wall, period, self._zone)[0]:
                 continue  # the period has turned meanwhile
             meter = self._meters.get(holder)
@@ -502,17 +503,18 @@ class Ledger:
                 meter.budget.turn(wall)
                 meter.budget.used += tokens
 
-    def budgets(self) -> list[list[Any]]:
-        """[[kind, holder, period, its start, tokens used]] of all that is known to be used."""
-        used = dict(self._used)
+    def budgets(self) -> Iterator[list[Any]]:
+        """[kind, holder, period, its start, tokens used] of all that is known to be used now,
+        whenever they are taken."""
+        used, known = dict(self._used), self._known
         for holder, meter in self._meters.items():
             if meter.budget is not None:
                 used[holder] = meter.budget.start, meter.budget.used
-        return [
+        return (
             [holder.kind, holder.ident, period, *used[holder]]
-            for holder, period in self._known
+            for holder, period in known
             if holder in used
-        ]
+        )
 
     def restore(self, budgets: Iterable[Any], wall: float) -> set[tuple[Holder, Period]]:
         """Take up ``budgets`` of another ledger; returns those whose use is known by it."""

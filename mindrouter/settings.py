@@ -11,7 +11,7 @@ import secrets
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import dj_database_url
 import django_stubs_ext
@@ -53,6 +53,22 @@ def secret(name: str, generate: Any) -> str:
         value = str(generate())
         file.write(value)
     return value
+
+
+def broker_url(redis_url: str) -> str:
+    """The same Redis, in the words of Celery, which takes sockets and databases by other names."""
+    parts = urlsplit(redis_url)
+    options = dict(parse_qsl(parts.query))
+    database = options.pop("db", None)
+    scheme, path = parts.scheme, parts.path
+    if scheme == "unix":
+        scheme = "redis+socket"
+        options["virtual_host"] = database or "0"
+    elif database is not None:
+        path = f"/{database}"
+    if scheme == "rediss":
+        options.setdefault("ssl_cert_reqs", "required")  # by itself it would look at none
+    return urlunsplit((scheme, parts.netloc, path, urlencode(options), ""))
 
 
 # ---- where things are
@@ -243,7 +259,8 @@ else:
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # ---- processes
-# With Redis, `manage.py runscheduler` schedules for any number of gateways (docs/cluster.md).
+# With Redis, `manage.py runscheduler` schedules for any number of gateways (docs/cluster.md):
+# redis://, rediss:// (with ssl_… options) or unix://, a password in it, the database's number.
 REDIS_URL = env.str("REDIS_URL", "")
 # What a gateway process serves: "api", "pages" (the admin and its API), or "all" of it.
 SERVES = env.str("SERVES", "all")
@@ -257,7 +274,7 @@ CHANNEL_LAYERS = {
         else {"BACKEND": "channels.layers.InMemoryChannelLayer"}
     )
 }
-CELERY_BROKER_URL = REDIS_URL or "filesystem://localhost"
+CELERY_BROKER_URL = broker_url(REDIS_URL) if REDIS_URL else "filesystem://localhost"
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False

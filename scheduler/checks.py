@@ -6,6 +6,7 @@ import ipaddress
 import math
 import ssl
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from cryptography.fernet import Fernet
 from django.conf import settings
@@ -113,6 +114,46 @@ def check_stream(**_: Any) -> list[CheckMessage]:
     else:
         return []
     return [Error(wrong, hint=hint, id="mindrouter.E005")]
+
+
+@register("mindrouter")
+def check_redis(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E006: not every part of MindRouter would reach the same Redis. The address is not
+    repeated here, as it may hold a password."""
+    wrong = _wrong_with_redis(settings.REDIS_URL) if settings.REDIS_URL else None
+    if wrong is None:
+        return []
+    hint = (
+        "redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// also with ssl_… options, or "
+        "unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE]."
+    )
+    return [Error(f"REDIS_URL {wrong}.", hint=hint, id="mindrouter.E006")]
+
+
+def _wrong_with_redis(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        return f"cannot be read: {error}"
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    database = options.pop("db", "0")
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        return f"begins with {parts.scheme!r}"
+    if parts.scheme == "unix":
+        if not parts.path.strip("/") or parts.hostname:
+            return "names no socket's path from the root"
+    elif not parts.hostname:
+        return "names no host"
+    elif parts.path.strip("/"):
+        database = parts.path[1:]
+    if not database.isdecimal():
+        return "names a database that is no number"
+    if unknown := [name for name in options if not name.startswith("ssl_")]:
+        return f"has options that only some parts would heed: {', '.join(unknown)}"
+    if options and parts.scheme != "rediss":
+        return "has options of rediss:// and another beginning"
+    return None
 
 
 @register("mindrouter")

@@ -320,8 +320,8 @@ class Runtime(Serving):
     async def _take_view(self) -> LiveView:
         wall, now = time.time(), time.monotonic()
         backends = self.scheduler.backend_states(now)
-        stats = await _pausing(self.scheduler.stats_in_parts(now))
-        gap, bound = await _pausing(self.scheduler.service_gap_in_parts(now))
+        stats = await pausing(self.scheduler.stats_in_parts(now))
+        gap, bound = await pausing(self.scheduler.service_gap_in_parts(now))
         self._view = LiveView(
             taken_at=wall,
             stats=stats,
@@ -430,11 +430,11 @@ class Runtime(Serving):
     async def _save_checkpoint(self) -> None:
         if self._settled:
             self._settled = False
-            state = await _pausing(self.scheduler.checkpoint_in_parts(time.monotonic()))
+            state = await pausing(self.scheduler.checkpoint_in_parts(time.monotonic()))
             await self._ask_database(save_state, state)
 
 
-async def _pausing(parts: Parts[_T]) -> _T:
+async def pausing(parts: Parts[_T]) -> _T:
     """What all the parts together show; whoever comes meanwhile is served between two of them."""
     while True:
         try:

@@ -50,9 +50,10 @@ from scheduler.bus.messages import (
 from scheduler.bus.peers import Held, Peer
 from scheduler.bus.wire import Line
 from scheduler.core.errors import SchedulerError
+from scheduler.core.parts import as_json
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tunables import Tunables
-from scheduler.runtime import Runtime, load_all, save_state
+from scheduler.runtime import Runtime, load_all, pausing, save_state
 from scheduler.serving import end_tasks
 from scheduler.snapshot import BackendTelemetry
 
@@ -233,22 +234,25 @@ class SchedulerProcess(Runtime):
     async def _lead(self) -> None:
         """Until something fails. Raises: LostLeaseError or one of ``redis.ERRORS``."""
         logger.info("Leading in epoch %d", self.epoch)
-        await self._take_over()
-        jobs = (
-            self._renew(),
-            self._receive(),
-            self._send(),
-            self._beat(),
-            self._write_checkpoints(),
-            self._meter_shares(),
-        )
         # Not a TaskGroup: in Python 3.11 it leaves its parent half cancelled.
-        tasks = [asyncio.create_task(job) for job in jobs]
+        taking_over = asyncio.create_task(self._take_over())  # may take longer than a lease lasts
+        tasks = [asyncio.create_task(self._renew())]
         try:
+            await asyncio.wait([taking_over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if taking_over.done():
+                taking_over.result()
+                jobs = (
+                    self._receive(),
+                    self._send(),
+                    self._beat(),
+                    self._write_checkpoints(),
+                    self._meter_shares(),
+                )
+                tasks += [asyncio.create_task(job) for job in jobs]
             failed, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             failed.pop().result()
         finally:
-            await end_tasks(tasks)
+            await end_tasks([*tasks, taking_over])
             await self._connect_again()  # a command may have been cut off
 
     async def _take_over(self) -> None:
@@ -261,7 +265,7 @@ class SchedulerProcess(Runtime):
             self._saved = dict(bus)
             self._absent = dict(state.get("absent", {}))
             self._expected |= set(bus)
-            self.scheduler.restore(state, time.monotonic())
+            await pausing(self.scheduler.restore_in_parts(state, time.monotonic()))
         # Anew, since what was used while standing by is not known.
         self.admission = Admission()
         self.admission.configure(self.snapshot, {}, (), time.monotonic())
@@ -626,17 +630,15 @@ class SchedulerProcess(Runtime):
             await super()._end_drains()
 
     async def _save_checkpoint(self) -> None:
-        if not self.epoch or not self._settled or time.monotonic() >= self._lead_until:
-            return
+        if not self._settled or not self._led_since or time.monotonic() >= self._lead_until:
+            return  # nothing new, or not all has been taken over yet, or the lease is over
         self._settled = False
-        # In one go: the shares must hold just the settlements up to these.
+        # All as of now: the shares and budgets must hold just the settlements up to these.
         applied = {name: peer.applied for name, peer in self.peers.items()} | self._applied
-        state = {
-            **self.scheduler.checkpoint(time.monotonic()),
-            "bus": applied,
-            "absent": dict(self._absent),
-            "budgets": self.admission.ledger.budgets(),
-        }
+        absent = dict(self._absent)
+        budgets = self.admission.ledger.budgets()
+        state = await pausing(self.scheduler.checkpoint_in_parts(time.monotonic()))
+        state |= {"bus": applied, "absent": absent, "budgets": await pausing(as_json(budgets))}
         stored: Any = await self._control.eval(
             _SAVE, 2, redis.LEADER, redis.SHARES, self._holder, msgspec.json.encode(state)
         )

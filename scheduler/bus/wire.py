@@ -7,6 +7,7 @@ gateway that notices the bus and one that does not. What is rare goes through th
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -128,9 +129,8 @@ async def _connect(url: str) -> Wire:
         if path := options.get("path"):
             _, wire = await loop.create_unix_connection(Wire, path)
         else:
-            secure = options.get("connection_class") is SSLConnection or None
             host, port = options.get("host", "localhost"), options.get("port", 6379)
-            _, wire = await loop.create_connection(Wire, host, port, ssl=secure)
+            _, wire = await loop.create_connection(Wire, host, port, ssl=_certificates(options))
         try:
             if password := options.get("password"):
                 user = options.get("username")
@@ -141,3 +141,12 @@ async def _connect(url: str) -> Wire:
             wire.close()  # it is tried again and again, and each one would stay open
             raise
     return wire
+
+
+def _certificates(options: dict[str, Any]) -> ssl.SSLContext | None:
+    """Whom to trust over rediss, just as the client library does; None: it is not encrypted."""
+    if options.get("connection_class") is not SSLConnection:
+        return None
+    told = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    context: ssl.SSLContext = SSLConnection(**told).ssl_context.get()
+    return context

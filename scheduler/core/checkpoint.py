@@ -13,39 +13,69 @@ from scheduler.core.cluster import Cluster
 from scheduler.core.errors import Rejected
 from scheduler.core.fairshare import FairShare
 from scheduler.core.jobs import Unit
-from scheduler.core.parts import Parts, split
+from scheduler.core.parts import JsonList, Parts, as_json, split
 from scheduler.core.units import UNSET, Roster, UnitState
 from scheduler.core.window import Bucket
 
 VERSION = 1
 
 
+class Saving:
+    """The units in a checkpoint that is being written, each as it was when that began.
+
+    Whoever is charged meanwhile is written first, so that all of it is of one moment.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._new: list[list[Any]] = []  # written since ``take``
+        self.numbers: dict[UnitState, int] = {}
+
+    def keep(self, unit: UnitState) -> None:
+        """Write it as it is now, unless it has been written."""
+        if unit not in self.numbers:
+            self.numbers[unit] = len(self.numbers)
+            self._new.append(_saved_unit(unit, self._roster))
+
+    def take(self) -> list[list[Any]]:
+        new, self._new = self._new, []
+        return new
+
+
 def save(roster: Roster, share: FairShare, cluster: Cluster, now: float) -> Parts[dict[str, Any]]:
-    numbers = {unit: number for number, unit in enumerate(roster.units.values())}
-    units: list[list[Any]] = []
-    for some_units in split(numbers):
-        units += [_saved_unit(unit, roster) for unit in some_units]
-        yield
-    window: list[dict[str, Any]] = []
-    for bucket in list(share.window.buckets):
-        tokens: list[list[float]] = []
-        for some_tokens in split(bucket.tokens.items()):
-            tokens += [[numbers[u], spent] for u, spent in some_tokens if u in numbers]
-            yield
-        window.append({"age": now - bucket.started_at, "tokens": tokens})
-    return {
+    """Everything as it is at the first part; the long lists are encoded already."""
+    saving = share.saving = Saving(roster)
+    # Only the newest bucket is ever added to.
+    buckets = [(bucket.started_at, bucket.tokens) for bucket in share.window.buckets]
+    if buckets:
+        buckets[-1] = (buckets[-1][0], dict(buckets[-1][1]))
+    state = {
         "version": VERSION,
         "beta": share.burst.value(now),
         "latest_level": list(share.latest_level),
         "outputs": dict(share.outputs),
-        "units": units,
-        "window": window,
         "measures": [
             [backend_id, model_name, measures.latency_seconds, measures.tokens_per_second]
             for backend_id, backend in cluster.by_id.items()
             for model_name, measures in backend.measures.items()
         ],
     }
+    units = JsonList()
+    try:
+        for some_units in split(roster.units.values()):
+            for unit in some_units:
+                saving.keep(unit)
+            units.add(saving.take())
+            yield
+        units.add(saving.take())
+    finally:
+        share.saving = None
+    window: list[dict[str, Any]] = []
+    numbers = saving.numbers
+    for started_at, tokens in buckets:
+        counted = ([numbers[u], spent] for u, spent in tokens.items() if u in numbers)
+        window.append({"age": now - started_at, "tokens": (yield from as_json(counted))})
+    return state | {"units": units.encoded(), "window": window}
 
 
 def _saved_unit(unit: UnitState, roster: Roster) -> list[Any]:
@@ -67,24 +97,25 @@ def _finite(tag: float) -> float | None:
 
 def load(
     state: dict[str, Any], roster: Roster, share: FairShare, cluster: Cluster, now: float
-) -> None:
+) -> Parts[None]:
     """Take up what can be understood; units of users that are gone are left out."""
     if state.get("version") != VERSION:
         return
     share.burst.beta = float(state.get("beta", 0.0))
     share.latest_level = [float(level) for level in state.get("latest_level", (0.0, 0.0))]
     share.outputs.update(state.get("outputs", {}))
-    units = [_loaded_unit(saved, roster) for saved in state.get("units", ())]
+    units: list[UnitState | None] = []
+    for some_units in split(state.get("units", ())):
+        units += [_loaded_unit(saved, roster) for saved in some_units]
+        yield
     for saved in state.get("window", ()):
-        tokens = {
-            unit: float(spent)
-            for number, spent in saved["tokens"]
-            if (unit := units[number]) is not None
-        }
+        tokens = yield from _loaded_tokens(saved["tokens"], units)
         share.window.put_back(Bucket(now - saved["age"], tokens))
-    for unit in units:
-        if unit is not None:
-            share.window.add(unit, 0.0, now)
+    for some_loaded in split(units):
+        for unit in some_loaded:
+            if unit is not None:
+                share.window.add(unit, 0.0, now)
+        yield
     for backend_id, model_name, latency, rate in state.get("measures", ()):
         backend = cluster.by_id.get(backend_id)
         if backend is not None:
@@ -103,3 +134,16 @@ def _loaded_unit(saved: list[Any], roster: Roster) -> UnitState | None:
     unit.charged_total = charged
     unit.outputs.update(outputs)
     return unit
+
+
+def _loaded_tokens(
+    saved: list[list[float]], units: list[UnitState | None]
+) -> Parts[dict[UnitState, float]]:
+    tokens: dict[UnitState, float] = {}
+    for some_tokens in split(saved):
+        for number, spent in some_tokens:
+            unit = units[int(number)]
+            if unit is not None:
+                tokens[unit] = float(spent)
+        yield
+    return tokens

@@ -164,6 +164,8 @@ class Dispatcher:
         """Free the slot and charge ``cost`` tokens instead of the hold. The lease must be open."""
         lease.open = False
         unit = lease.flow.unit
+        if self._share.saving is not None:
+            self._share.saving.keep(unit)
         self._count_running(lease, -1)
         self._share.settle(lease, cost)
         unit.charged_total += cost

@@ -7,6 +7,8 @@ the rules say *class* they mean what is called ``Pool`` here.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from scheduler.core.burst import BurstCredits
 from scheduler.core.jobs import Job, Usage
 from scheduler.core.queue import Flow, Pool, Standing
@@ -14,6 +16,9 @@ from scheduler.core.tickets import Clips, Lease
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import UNSET, Roster, UnitState
 from scheduler.core.window import UsageWindow
+
+if TYPE_CHECKING:
+    from scheduler.core.checkpoint import Saving
 
 FIRST_GUESS_TOKENS = 256.0  # the output of a model that nobody has used yet (R3)
 _KEPT = 0.9  # of an average, when a new value comes in
@@ -29,6 +34,7 @@ class FairShare:
         self.outputs: dict[str, float] = {}  # {model name: average output tokens}
         self.latest_level = [0.0, 0.0]  # of any pool: positive weights, background
         self.active: tuple[set[Pool], set[Pool]] = (set(), set())  # with jobs, likewise
+        self.saving: Saving | None = None  # a checkpoint that is being written
         self.tune(tunables)
 
     def tune(self, tunables: Tunables) -> None:

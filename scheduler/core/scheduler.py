@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from scheduler.core import checkpoint, looking, picture
 from scheduler.core.bounds import Bounds
 from scheduler.core.catalogue import Catalogue
@@ -532,11 +534,19 @@ class Scheduler:
 
     def checkpoint(self, now: float) -> dict[str, Any]:
         """Everything that shares depend on, as JSON values."""
-        return whole(self.checkpoint_in_parts(now))
+        state: dict[str, Any] = msgspec.json.decode(
+            msgspec.json.encode(whole(self.checkpoint_in_parts(now)))
+        )
+        return state
 
     def checkpoint_in_parts(self, now: float) -> Parts[dict[str, Any]]:
+        """The same, all of it as it is at the first part, for msgspec to encode; who is charged
+        between two parts is charged after it. One at a time."""
         return checkpoint.save(self._roster, self._share, self._cluster, now)
 
     def restore(self, state: dict[str, Any], now: float) -> None:
         """Take up a checkpoint, after ``configure`` and before the first job."""
-        checkpoint.load(state, self._roster, self._share, self._cluster, now)
+        whole(self.restore_in_parts(state, now))
+
+    def restore_in_parts(self, state: dict[str, Any], now: float) -> Parts[None]:
+        return checkpoint.load(state, self._roster, self._share, self._cluster, now)

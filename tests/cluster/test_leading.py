@@ -22,6 +22,8 @@ from scheduler.bus.leader import SchedulerProcess
 from scheduler.bus.messages import VERSION, Outward, Refused, encode
 from scheduler.bus.wire import Line, Wire
 from scheduler.core.jobs import Job, Usage
+from scheduler.core.parts import Parts
+from scheduler.core.scheduler import Scheduler
 from scheduler.serving import Claim
 from tests.cluster.test_contract import prepared, set_limits, with_database
 from tests.running import until
@@ -247,6 +249,60 @@ async def test_what_was_counted_is_not_charged_again_when_a_silent_gateway_comes
         claim.settle(USED)
     await until(lambda: leader.peers[gateway.name].applied == ended.settle.serial + 1, 60.0)
     assert cluster.charged() == 300.0
+
+
+async def test_what_is_charged_while_a_checkpoint_is_written_is_not_in_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, gateway = cluster.leader, cluster.gateway
+    write = Scheduler.checkpoint_in_parts
+    written: list[int] = []
+    with await cluster.submit() as first, await cluster.submit() as second:
+        first.settle(USED)
+        await until(lambda: cluster.charged() == 150.0, 60.0)
+
+        def with_a_charge(core: Scheduler, now: float) -> Parts[dict[str, Any]]:
+            parts = write(core, now)
+            next(parts)
+            if not written:
+                peer = leader.peers[gateway.name]
+                written.append(peer.applied)
+                second.settle(USED)
+                leader._settle(peer, gateway._unsaved[-1].settle)
+            return parts
+
+        monkeypatch.setattr(Scheduler, "checkpoint_in_parts", with_a_charge)
+        leader._settled = True
+        await until(lambda: bool(written), 60.0)
+        epoch = leader.epoch
+        await leader._control.delete(places.LEADER)  # at once, before the next one
+        await cluster.until_led_after(epoch)
+    await until(lambda: cluster.charged() == 300.0, 60.0)
+    assert written == [1]
+
+
+async def test_a_take_over_that_fails_half_way_leaves_the_checkpoint_as_it_was(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with await cluster.submit() as claim:
+        claim.settle(USED)
+    await until(lambda: cluster.charged() == 150.0 and not cluster.leader._settled, 60.0)
+    await until(lambda: not cluster.gateway._unsaved, 60.0)  # it counts on the checkpoint alone
+    failed: list[int] = []
+
+    def fail(core: Scheduler, state: dict[str, Any], now: float) -> Parts[None]:
+        failed.append(1)
+        cluster.leader._settled = True
+        yield
+        raise RuntimeError("forced")
+
+    epoch = cluster.leader.epoch
+    with monkeypatch.context() as fault:
+        fault.setattr(Scheduler, "restore_in_parts", fail)
+        await cluster.leader._control.delete(places.LEADER)
+        await until(lambda: bool(failed), 60.0)
+    await cluster.until_led_after(epoch)
+    await until(lambda: cluster.charged() == 150.0, 60.0)
 
 
 @pytest.mark.parametrize("ends", ["while it is away", "after it is back"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from scheduler.core.errors import Rejected
 from scheduler.core.jobs import Usage
+from scheduler.core.parts import PART_ITEMS
 from scheduler.core.scheduler import Scheduler, Ticket
 from tests.core.building import Bench, backend, job, user
 
@@ -160,3 +162,48 @@ def test_what_runs_keeps_its_slot_whatever_the_configuration_says_of_it_now(
     assert ticket.lease is not None
     bench.core.settle(ticket.lease, Usage(prompt_tokens=100, completion_tokens=50), bench.now)
     assert (in_flight(bench.core, bench.now), charged(bench)) == ([0], {1: 150.0})
+
+
+def books(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint whatever the order of its units."""
+    keys = [unit[0] for unit in state["units"]]
+    return state | {
+        "units": {unit[0]: unit for unit in state["units"] if unit[5]},
+        "window": [
+            (bucket["age"], {keys[number]: spent for number, spent in bucket["tokens"]})
+            for bucket in state["window"]
+        ],
+    }
+
+
+def test_a_checkpoint_is_of_one_moment_whoever_is_charged_while_it_is_written() -> None:
+    people = range(1, 5 * PART_ITEMS // 2)
+    bench = Bench([user(one) for one in people], [backend(1, slots=9 * PART_ITEMS)])
+    for one in people[:-3]:
+        bench.settle(bench.serve(one), 100, one)
+        bench.now += 0.5  # over several buckets of the window
+    running = [bench.serve(one, max_tokens=50) for one in people]
+    then = bench.core.checkpoint(bench.now)
+
+    def charge_one_more() -> None:
+        for lease in (running.pop(0), running.pop()):  # one that is written, one that is not
+            bench.core.settle(lease, Usage(prompt_tokens=100, completion_tokens=50), bench.now)
+
+    parts = bench.core.checkpoint_in_parts(bench.now)
+    assert next(parts) is None
+    pauses = 1
+    while True:
+        charge_one_more()
+        try:
+            next(parts)
+        except StopIteration as end:
+            written = msgspec.json.decode(msgspec.json.encode(end.value))
+            break
+        pauses += 1
+    assert pauses > 5
+    assert books(written) == books(then)
+    later = books(bench.core.checkpoint(bench.now))
+    assert later != books(then)
+    assert sum(unit[5] for unit in later["units"].values()) == sum(
+        [100 + one for one in people[:-3]] + [150.0] * 2 * (pauses)
+    )

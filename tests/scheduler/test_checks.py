@@ -48,6 +48,40 @@ def test_a_choice_is_one_of_its_words(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        ("", None),
+        ("redis://localhost", None),
+        ("redis://:s%40e@[::1]:6380/2", None),
+        ("redis://ada:secret@localhost?db=2", None),
+        ("rediss://localhost/0?ssl_ca_certs=/etc/ca.pem", None),
+        ("unix:///run/redis.sock?db=3", None),
+        ("unix://:secret@/run/redis.sock", None),
+        ("redis+socket:///run/redis.sock", "begins with 'redis+socket'"),
+        ("localhost:6379", "begins with 'localhost'"),
+        ("redis:///0", "names no host"),
+        ("redis://localhost:port/0", "cannot be read: Port could not be cast to integer value as"),
+        ("redis://localhost/zero", "names a database that is no number"),
+        ("unix:///run/redis.sock?db=zero", "names a database that is no number"),
+        ("unix://run/redis.sock", "names no socket's path from the root"),
+        (
+            "redis://h?socket_timeout=1",
+            "has options that only some parts would heed: socket_timeout",
+        ),
+        ("redis://h?ssl_cert_reqs=none", "has options of rediss:// and another beginning"),
+    ],
+)
+def test_an_address_of_redis_that_not_every_part_understands_is_refused(
+    url: str, wrong: str | None, settings: Settings
+) -> None:
+    settings.REDIS_URL = url
+    problems = run_checks(tags=["mindrouter"])
+    assert [problem.id for problem in problems] == ([] if wrong is None else ["mindrouter.E006"])
+    if wrong is not None:
+        assert problems[0].msg.startswith(f"REDIS_URL {wrong}")
+
+
+@pytest.mark.parametrize(
     ("database", "warnings"),
     [
         ({"CONN_MAX_AGE": 60, "OPTIONS": {}}, ["mindrouter.W001"]),
