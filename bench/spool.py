@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scheduler.core.tickets import Decision
+from scheduler.core.decisions import Decision
 from scheduler.spool import Attempt, Record, Spool
 
 ROUNDS = 50_000

@@ -21,7 +21,7 @@ from django.db import (
 )
 
 from scheduler import usage
-from scheduler.core.tickets import Decision as Choice
+from scheduler.core.decisions import Decision as Choice
 from scheduler.models import Decision, SpoolCursor
 from scheduler.spool import MARKER, Attempt, Record, decode
 

@@ -27,10 +27,11 @@ from accounts.uses import note_uses
 from backends.upstream import Upstream
 from scheduler import pulse
 from scheduler.captures import CAPTURES, CaptureSpool
+from scheduler.core.decisions import Decision, WaitReason
 from scheduler.core.errors import Evicted
 from scheduler.core.jobs import Job, Telemetry, Usage
 from scheduler.core.picture import FlowPicture
-from scheduler.core.tickets import Decision, Settlement, TicketState, WaitReason
+from scheduler.core.tickets import Settlement, TicketState
 from scheduler.core.views import BackendView, QueuedView, ShareView, Stats
 from scheduler.snapshot import (
     BackendTelemetry,

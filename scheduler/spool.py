@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.core.tickets import Decision
+from scheduler.core.decisions import Decision
 
 logger = logging.getLogger(__name__)
 

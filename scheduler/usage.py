@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connection
 
 from scheduler.causes import CAUSES, Facts, cause
-from scheduler.core.tickets import SCORE_NAMES, Decision
+from scheduler.core.decisions import SCORE_NAMES, Decision
 from scheduler.models import Outcome, UsageHour
 from scheduler.spool import Record
 

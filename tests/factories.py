@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from accounts.models import ApiKey, Boost, Group, Quota, User
 from backends.models import Backend, BackendModel
-from scheduler.core.tickets import Decision as Choice
+from scheduler.core.decisions import Decision as Choice
 from scheduler.models import Decision
 
 _numbers = itertools.count(1)

@@ -60,9 +60,10 @@ from scheduler.bus.messages import (
     read,
 )
 from scheduler.bus.wire import Command, Line
+from scheduler.core.decisions import Decision, WaitReason
 from scheduler.core.errors import Evicted, Rejected, SchedulerError
 from scheduler.core.jobs import Job, Usage
-from scheduler.core.tickets import Decision, Settlement, TicketState, WaitReason
+from scheduler.core.tickets import Settlement, TicketState
 from scheduler.core.views import BackendView, QueuedView
 from scheduler.runtime import load_all
 from scheduler.serving import (

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from accounts.limits import Holder, Use
+from scheduler.core.decisions import Decision, WaitReason
 from scheduler.core.jobs import Job, Usage
 from scheduler.core.picture import FlowPicture
-from scheduler.core.tickets import Decision, WaitReason
 from scheduler.core.views import BackendView, QueuedView
 from scheduler.serving import Limited, LiveView
 

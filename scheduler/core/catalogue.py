@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.cluster import BackendState, Cluster, Offer
+from scheduler.core.decisions import Failure
 from scheduler.core.errors import Rejected
 from scheduler.core.jobs import Job, ModelSpec, Strategy, Task
 from scheduler.core.placement import (
@@ -24,7 +25,6 @@ from scheduler.core.placement import (
     score_model_loaded,
 )
 from scheduler.core.queue import JobClass, Pool
-from scheduler.core.tickets import Failure
 
 Pair = tuple[BackendState, ModelSpec]
 AskKey = tuple[str, bool, bool, bool, bool, Task | None, int | None]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler.core.cluster import Cluster, Offer
+from scheduler.core.decisions import Decision, Served
 from scheduler.core.fairshare import FairShare
 from scheduler.core.order import Choice, choose, only_choice
 from scheduler.core.placement import Scoring, failures_now, place
 from scheduler.core.queue import Flow, JobClass, Pool
-from scheduler.core.tickets import Decision, Lease, Served, Ticket
+from scheduler.core.tickets import Lease, Ticket
 from scheduler.core.units import Roster
 from scheduler.core.waiting import WaitingRoom
 

@@ -58,7 +58,10 @@ def _best(share: FairShare, lanes: list[Lane], now: float) -> Choice:
         entry, tag = _first(share, lanes[0])
         if entry is not None and not lanes[0].aside:  # one model, nobody heavy: no comparing
             return Choice(
-                entry[2], share.quantum, 1.0, share.wait_bonus_rate * (now - entry[2].waits_from())
+                entry.flow,
+                share.quantum,
+                1.0,
+                share.wait_bonus_rate * (now - entry.flow.waits_from()),
             )
     best: Entry | None = None
     least = float("inf")
@@ -74,8 +77,8 @@ def _best(share: FairShare, lanes: list[Lane], now: float) -> Choice:
     reference = least + share.quantum
     choices = [_choice(share, flow, reference, now) for flow in heavy]
     if best is not None:
-        wait_bonus = share.wait_bonus_rate * (now - best[2].waits_from())
-        choices.append(Choice(best[2], reference - best[2].tag, 1.0, wait_bonus))
+        wait_bonus = share.wait_bonus_rate * (now - best.flow.waits_from())
+        choices.append(Choice(best.flow, reference - best.flow.tag, 1.0, wait_bonus))
     if len(choices) == 1:
         return choices[0]
     beta = share.burst.beta
@@ -103,7 +106,7 @@ def _first(share: FairShare, lane: Lane) -> tuple[Entry | None, float]:
     keys = [flow.key(rate) for flow in lane.aside]
     if entry is not None:
         keys.append(entry)
-    return entry, min(keys)[2].tag
+    return entry, min(keys).flow.tag
 
 
 def _readmit(share: FairShare, lane: Lane) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from scheduler.core.affinity import rendezvous
 from scheduler.core.cluster import NO_LATENCY, NO_RATE, BackendState, Measures, Offer
+from scheduler.core.decisions import ChoiceReason, Failure, SlotsTaken
 from scheduler.core.jobs import BackendSpec, Job, ModelSpec, Task
 from scheduler.core.queue import JobClass
-from scheduler.core.tickets import ChoiceReason, Failure, SlotsTaken
 from scheduler.core.tunables import Tunables
 
 #: (backend id, its points in the order of SCORE_NAMES)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from scheduler.core.decisions import Served
 from scheduler.core.drain import DrainRate
 from scheduler.core.jobs import Strategy
-from scheduler.core.tickets import Served, Ticket
+from scheduler.core.tickets import Ticket
 from scheduler.core.units import UNSET, UnitState
 
 if TYPE_CHECKING:
     from scheduler.core.cluster import Offer
-
-#: (key, number of the head ticket, flow): the lowest is served first, the older one on a tie.
-Entry = tuple[float, int, "Flow"]
 
 _KEPT = 0.9  # of an average, when a new value comes in
 _SAMPLE = 64  # of the waiting users, to estimate positions by
@@ -143,7 +141,7 @@ class Flow:
             head = self.head()
         arrived, last = head.enqueued_at, self.last_dispatch
         bonus = wait_bonus_rate * (max(last, arrived))
-        return (self.unit.tag + self.standing.offset + bonus, head.number, self)
+        return Entry(self.unit.tag + self.standing.offset + bonus, head.number, self)
 
     def newest(self) -> Ticket:
         """The last to be served. The flow must not be empty."""
@@ -189,6 +187,14 @@ class Flow:
             self.tickets = deque(self.waiting())
 
 
+class Entry(NamedTuple):
+    """A place in the order: the lowest is served first, the older one on a tie."""
+
+    key: float
+    number: int  # of the flow's first ticket
+    flow: Flow
+
+
 def _age(ticket: Ticket) -> tuple[float, int]:
     return ticket.enqueued_at, ticket.number
 
@@ -231,7 +237,7 @@ class Lane:
         heap = self.heap
         while heap:
             entry = heap[0]
-            flow = entry[2]
+            flow = entry.flow
             if flow.entry is not entry:
                 heapq.heappop(heap)
                 continue
@@ -264,14 +270,14 @@ class Lane:
         """
         if self.moves - self.sampled_at > len(self.flows) // _SAMPLE_LASTS or self.sampled_at < 0:
             some = self.heap[:: len(self.heap) // _SAMPLE + 1]
-            self.sample = sorted([entry[0] for entry in some if entry[2].entry is entry])
+            self.sample = sorted([entry.key for entry in some if entry.flow.entry is entry])
             self.sampled_at = self.moves
         if not self.sample:
             return 0.0
         return bisect_right(self.sample, key) * len(self.flows) / len(self.sample)
 
     def _compact(self) -> None:
-        self.heap = [entry for entry in self.heap if entry[2].entry is entry]
+        self.heap = [entry for entry in self.heap if entry.flow.entry is entry]
         heapq.heapify(self.heap)
 
 

@@ -11,6 +11,7 @@ from scheduler.core import checkpoint, looking, picture
 from scheduler.core.bounds import Bounds
 from scheduler.core.catalogue import Catalogue
 from scheduler.core.cluster import NEVER, TOKEN_RATE_UNKNOWN, Cluster, Offer
+from scheduler.core.decisions import Decision
 from scheduler.core.dispatch import Dispatcher, put_back_in_order
 from scheduler.core.drain import retry_after
 from scheduler.core.errors import Evicted, Rejected
@@ -21,7 +22,7 @@ from scheduler.core.parts import Parts, whole
 from scheduler.core.picture import FlowPicture
 from scheduler.core.placement import Scoring
 from scheduler.core.queue import JobClass, flow_of
-from scheduler.core.tickets import Decision, Lease, Settlement, Ticket, TicketState
+from scheduler.core.tickets import Lease, Settlement, Ticket, TicketState
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import Account, Roster
 from scheduler.core.views import BackendView, QueuedView, ShareView, Stats

@@ -6,9 +6,10 @@ import heapq
 import math
 
 from scheduler.core.cluster import NEVER, BackendState, Cluster
+from scheduler.core.decisions import WaitReason
 from scheduler.core.fairshare import FairShare
 from scheduler.core.queue import Flow, JobClass, Pool, flow_of
-from scheduler.core.tickets import Ticket, WaitReason
+from scheduler.core.tickets import Ticket
 from scheduler.core.tunables import Tunables
 from scheduler.core.units import Roster
 
@@ -245,7 +246,7 @@ class WaitingRoom:
 
     def starts(self, flow: Flow) -> tuple[float, float]:
         """The key at which the flow's first job starts, and what each job adds to it."""
-        first = flow.key(self._share.wait_bonus_rate)[0]
+        first = flow.key(self._share.wait_bonus_rate).key
         hold = self._share.hold_for(flow.unit, flow.head().job)
         return first, max(_LEAST_STEP, hold / self._roster.weight(flow.unit))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from scheduler.core.decisions import Decision
 from scheduler.core.jobs import Usage
 from scheduler.core.placement import TIE_POINTS
 from scheduler.core.scheduler import Lease, Scheduler
-from scheduler.core.tickets import Decision
 from scheduler.core.tunables import Tunables
 from scheduler.spool import Record, decode, encode
 from tests.core.building import backend, job, user

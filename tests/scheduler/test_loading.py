@@ -11,7 +11,7 @@ from django.db import OperationalError, connection
 from pytest_django import DjangoAssertNumQueries
 
 from scheduler import loading
-from scheduler.core.tickets import SCORE_NAMES, SlotsTaken
+from scheduler.core.decisions import SCORE_NAMES, SlotsTaken
 from scheduler.loading import Loader, charges_to_load, load
 from scheduler.models import Decision, SpoolCursor, UsageHour
 from scheduler.spool import Attempt, Record, Spool
