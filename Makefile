@@ -72,6 +72,30 @@ audit: $(VENV)/.installed-dev
 layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
+# The scheduling core as machine code, which everything uses from then on; needs a C compiler and
+# Python's headers (on Debian: gcc and python3-dev).
+.PHONY: compile
+compile: $(VENV)/.installed compiler
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-compile.txt
+	$(BIN)/python deploy/compile_core.py
+
+# What the core does as Python it does as machine code: its own tests, and some of all around it.
+.PHONY: test-compiled
+test-compiled: compile $(VENV)/.installed-dev redis
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS_OF_CORE)
+
+TESTS_OF_CORE := tests/core tests/scheduler/test_checkpoint.py tests/scheduler/test_simulation.py \
+  tests/gateway/test_completions.py tests/gateway/test_queue.py tests/cluster/test_contract.py \
+  tests/e2e/test_shares_over_http.py
+
+# As root what is missing comes from the system's packages; else the compiler itself tells.
+PYTHON_H = $(BIN)/python -c 'import pathlib, sysconfig, sys; \
+  sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
+.PHONY: compiler
+compiler: $(VENV)/bin/python
+	@{ command -v cc >/dev/null && $(PYTHON_H); } || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc libc6-dev python3-dev >/dev/null; }
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/decisions.py
 	$(BIN)/python bench/spool.py

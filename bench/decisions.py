@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scheduler import compiled
 from scheduler.core.jobs import BackendSpec, Job, ModelSpec, Usage, UserSpec
 from scheduler.core.scheduler import Lease, Scheduler, Ticket
 from scheduler.core.tunables import Tunables
@@ -144,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=2_000)
     cycles = parser.parse_args().cycles
+    print("the core is", "machine code" if compiled.in_use() else "Python")
     print(f"one function call on this machine: {call_ns():.0f} ns")
     for users in (10, 10_000):
         print(f"idle    {users:>7,} users  {idle_cycle(users, cycles):6.1f} µs")

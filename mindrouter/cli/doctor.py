@@ -21,7 +21,7 @@ from kombu.exceptions import KombuError
 from backends.models import Backend, BackendStatus
 from backends.services import detect_engines
 from mindrouter.celery import app
-from scheduler import pulse
+from scheduler import compiled, pulse
 from scheduler.advising import advice
 
 State = Literal["ok", "warning", "problem"]
@@ -45,7 +45,7 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Every check in turn; what needs the database is left out while that is away."""
-    for look in (_settings, _data_folder, _database):
+    for look in (_settings, _core, _data_folder, _database):
         yield from look()
     if not _has_tables():
         return
@@ -60,6 +60,11 @@ def _settings() -> Iterator[Finding]:
         yield Finding("settings", state, str(one.msg), one.hint or "Set it, and start again.")
     if not found:
         yield Finding("settings", "ok", "every value is valid")
+
+
+def _core() -> Iterator[Finding]:
+    what = "machine code" if compiled.in_use() else "Python; make compile makes it faster"
+    yield Finding("scheduling core", "ok", what)
 
 
 def _data_folder() -> Iterator[Finding]:

@@ -78,7 +78,7 @@ def test_what_is_started_are_commands_that_exist() -> None:
 
 def copied() -> list[str]:
     lines = re.findall(r"^COPY (?!--from)(.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    return [name for line in lines for name in line.split()[:-1]]
+    return list(dict.fromkeys(name for line in lines for name in line.split()[:-1]))
 
 
 def test_what_the_image_copies_is_enough_to_start(tmp_path: Path) -> None:

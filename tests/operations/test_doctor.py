@@ -49,6 +49,7 @@ def test_a_site_without_any_process_is_told_what_to_start() -> None:
     found = list(doctor.examine())
     assert states(found) == {
         "settings": "ok",
+        "scheduling core": "ok",
         "data folder": "ok",
         "database": "ok",
         "gateway": "problem",
