@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.db.models.functions import Now
 from django.db.models.signals import post_delete
 from django.dispatch import receiver
 from django.utils import timezone
@@ -445,6 +446,8 @@ class WhatIf(models.Model):
     error = models.TextField(blank=True)
     result = models.JSONField(null=True)
     started_at = models.DateTimeField(null=True)
+    #: When somebody last worked at it. (For the version before, the database has a default, too.)
+    alive_at = models.DateTimeField(default=timezone.now, db_default=Now())
     ended_at = models.DateTimeField(null=True)
     saved_at = models.DateTimeField(null=True, help_text="When its weights were put in force.")
 

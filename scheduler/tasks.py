@@ -8,7 +8,6 @@ from celery import shared_task
 from django.utils import timezone
 
 from scheduler import energy, what_if
-from scheduler.models import WhatIf, WhatIfState
 from scheduler.notices import warn_of_budgets
 from scheduler.retention import forget_decisions
 
@@ -16,11 +15,9 @@ from scheduler.retention import forget_decisions
 @shared_task(name="scheduler.replay", ignore_result=True)
 def replay(what_if_id: int) -> None:
     """Replay one scenario, once: a message that comes again finds it taken."""
-    taken = WhatIf.objects.filter(pk=what_if_id, state=WhatIfState.QUEUED).update(
-        state=WhatIfState.RUNNING
-    )
-    if taken:
-        what_if.replay(WhatIf.objects.get(pk=what_if_id))
+    row = what_if.take(what_if_id)
+    if row is not None:
+        what_if.replay(row)
 
 
 @shared_task(name="scheduler.warn_of_budgets", ignore_result=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import tee
 from typing import Any
@@ -20,6 +21,8 @@ from scheduler.models import Decision, SiteSettings, WhatIf, WhatIfState
 from scheduler.simulation import Arrival, Recorded, Replay, Scenario, difference, recording
 from scheduler.snapshot import Snapshot, fallback_weights, load_snapshot
 
+logger = logging.getLogger(__name__)
+
 #: Refused before they were queued, for want of room: with another configuration they may be served.
 ROOM_REASONS = ("queue_full", "concurrency_limit_exceeded")
 POINTS = (
@@ -30,6 +33,10 @@ POINTS = (
     "score_high_throughput",
     "score_cache_affinity",
 )
+#: Without a sign of life for so long, nobody works at it any more; 2,000 requests replayed are one.
+LOST_AFTER = timedelta(minutes=2)
+WORKER_GONE = "Its worker was stopped or died before it was done."
+NOT_TAKEN = "No worker took it: do a worker and, with REDIS_URL, Redis run?"
 _MOST_USERS = 200  # kept in a result, those with the most tokens
 _CHUNK_ROWS = 2_000
 _MOST_MODELS = 10_000  # names remembered while reading; clients may have asked for anything
@@ -66,23 +73,71 @@ def traffic(since: datetime, until: datetime) -> QuerySet[Decision]:
     ).order_by("arrived_at", "id")
 
 
+class GivenUpError(Exception):
+    """Somebody has ended this replay, for want of a sign of life, or has started it again."""
+
+
 def replay(row: WhatIf) -> None:
     """Replay the scenario's traffic as it was and as changed; keeps progress and result in the row.
 
     Raises: whatever goes wrong, having noted it in the row.
     """
-    row.state, row.started_at = WhatIfState.RUNNING, timezone.now()
     row.total = 2 * traffic(row.since, row.until).count()
-    row.save(update_fields=["state", "started_at", "total"])
     try:
-        row.result = _both(row)
-        row.state = WhatIfState.DONE
+        _note(row, total=row.total)
+        result = _both(row)
+    except GivenUpError:
+        logger.warning("%s was given up meanwhile", row)
+        return
     except Exception as error:
-        row.state, row.error = WhatIfState.FAILED, f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        _note(row, state=WhatIfState.FAILED, error=why, ended_at=timezone.now())
         raise
-    finally:
-        row.ended_at = timezone.now()
-        row.save(update_fields=["state", "result", "error", "ended_at"])
+    _note(row, state=WhatIfState.DONE, result=result, ended_at=timezone.now())
+
+
+def take(pk: int) -> WhatIf | None:
+    """Take a scenario that waits, to be replayed. None: another worker has it, or it is over."""
+    now = timezone.now()
+    waits = WhatIf.objects.filter(pk=pk, state=WhatIfState.QUEUED)
+    taken = waits.update(state=WhatIfState.RUNNING, started_at=now, alive_at=now)
+    return WhatIf.objects.get(pk=pk) if taken else None
+
+
+def fail_lost(now: datetime) -> None:
+    """End what nobody works at any more: its worker died, or its message was lost."""
+    long_ago = now - LOST_AFTER
+    unended = (WhatIfState.RUNNING, WhatIfState.QUEUED)
+    silent = WhatIf.objects.filter(state__in=unended, alive_at__lt=long_ago)
+    if not silent.exists():
+        return
+    running = silent.filter(state=WhatIfState.RUNNING)
+    running.update(state=WhatIfState.FAILED, error=WORKER_GONE, ended_at=now)
+    busy = Q(state=WhatIfState.RUNNING) | Q(ended_at__gt=long_ago)
+    if not WhatIf.objects.filter(busy).exists():  # else it waits for its turn
+        silent.update(state=WhatIfState.FAILED, error=NOT_TAKEN, ended_at=now)
+
+
+def fail_unsent(pk: int, error: Exception) -> None:
+    """No worker could be told of one that waits."""
+    waits = WhatIf.objects.filter(pk=pk, state=WhatIfState.QUEUED)
+    why = f"No worker could be told of it: {error}"
+    waits.update(state=WhatIfState.FAILED, error=why, ended_at=timezone.now())
+
+
+def start_again(pk: int) -> bool:
+    """Let a failed one wait for a worker as on its first day. False: it has not failed."""
+    return bool(
+        WhatIf.objects.filter(pk=pk, state=WhatIfState.FAILED).update(
+            state=WhatIfState.QUEUED,
+            alive_at=timezone.now(),
+            replayed=0,
+            total=0,
+            error="",
+            started_at=None,
+            ended_at=None,
+        )
+    )
 
 
 def _both(row: WhatIf) -> dict[str, Any]:
@@ -94,7 +149,7 @@ def _both(row: WhatIf) -> dict[str, Any]:
     # more than those of one report are kept for the other.
     ones, others = tee(recording(_arrivals(row, snapshot), recorded))
     for count, _ in zip(before.run(ones), after.run(others), strict=True):
-        _note(row, 2 * count)
+        _note(row, replayed=2 * count)
     results = {
         "recorded": recorded.result(),
         "before": before.result(),
@@ -107,9 +162,11 @@ def _both(row: WhatIf) -> dict[str, Any]:
     return {**results, "error": apart, "requests": row.total // 2}
 
 
-def _note(row: WhatIf, replayed: int) -> None:
-    row.replayed = replayed
-    row.save(update_fields=["replayed"])
+def _note(row: WhatIf, **values: Any) -> None:
+    """Keep this with a sign of life. Raises: GivenUpError."""
+    ours = WhatIf.objects.filter(pk=row.pk, state=WhatIfState.RUNNING, started_at=row.started_at)
+    if not ours.update(alive_at=timezone.now(), **values):
+        raise GivenUpError
 
 
 def _busiest(result: Mapping[str, Any]) -> set[str]:

@@ -31,6 +31,7 @@ urlpatterns = [
     path("what-if/try/", view(what_if.try_weights), name="what_if_try"),
     path("what-if/<int:pk>/", view(what_if.one_what_if), name="what_if"),
     path("what-if/<int:pk>/progress/", view(what_if.progress), name="what_if_progress"),
+    path("what-if/<int:pk>/again/", view(what_if.start_again), name="what_if_again"),
     path("what-if/<int:pk>/save/", view(what_if.save), name="what_if_save"),
     path("what-if/<int:pk>/delete/", view(what_if.delete), name="what_if_delete"),
     path("reports/", view(reports.report), name="reports"),

@@ -13,12 +13,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.http import (
     require_GET,
     require_http_methods,
     require_POST,
     require_safe,
 )
+from kombu.exceptions import OperationalError
 
 from accounts.models import Group
 from backends.models import Backend
@@ -52,8 +54,25 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
         until=until,
         changes=form.changes().as_json(),
     )
-    transaction.on_commit(lambda: replay.delay(row.pk))
+    transaction.on_commit(lambda: _send(row.pk))
     return redirect("admin:what_if", row.pk)
+
+
+@require_POST
+def start_again(request: HttpRequest, pk: int) -> HttpResponseBase:
+    """Replay a scenario once more whose replay has failed."""
+    _require(request, "scheduler.add_whatif")
+    if what_if.start_again(get_object_or_404(WhatIf, pk=pk).pk):
+        transaction.on_commit(lambda: _send(pk))
+    return redirect("admin:what_if", pk)
+
+
+def _send(pk: int) -> None:
+    """Tell a worker of it."""
+    try:
+        replay.delay(pk)
+    except OperationalError as error:
+        what_if.fail_unsent(pk, error)
 
 
 @require_POST
@@ -72,6 +91,7 @@ def try_weights(request: HttpRequest) -> HttpResponseBase:
 def one_what_if(request: HttpRequest, pk: int) -> HttpResponse:
     """One scenario: its progress, then what came out."""
     _require(request, "scheduler.view_whatif")
+    what_if.fail_lost(timezone.now())
     row = get_object_or_404(WhatIf.objects.select_related("created_by"), pk=pk)
     request.current_app = admin.site.name
     names = {str(key): name for key, name in Group.objects.values_list("pk", "name")}
@@ -83,6 +103,7 @@ def one_what_if(request: HttpRequest, pk: int) -> HttpResponse:
         "row": row,
         "changes": changed(changes, names, backends),
         "may_save": _may_save(request) and row.result is not None,
+        "may_start": request.user.has_perm("scheduler.add_whatif"),
         "may_delete": request.user.has_perm("scheduler.delete_whatif"),
         "result": row.result,
         "tables": comparison(row.result),
@@ -95,6 +116,7 @@ def one_what_if(request: HttpRequest, pk: int) -> HttpResponse:
 def progress(request: HttpRequest, pk: int) -> HttpResponse:
     """The progress bar alone; once it is over, the whole page is to be loaded."""
     _require(request, "scheduler.view_whatif")
+    what_if.fail_lost(timezone.now())
     row = get_object_or_404(WhatIf.objects.defer("result"), pk=pk)
     answer = TemplateResponse(request, "pages/_what_if_progress.html", {"row": row})
     if row.is_over:
@@ -137,6 +159,7 @@ def _may_save(request: HttpRequest) -> bool:
 
 def _page(request: HttpRequest, form: WhatIfForm) -> HttpResponse:
     request.current_app = admin.site.name
+    what_if.fail_lost(timezone.now())
     rows = WhatIf.objects.defer("result", "changes").select_related("created_by")[:_LISTED]
     context: dict[str, Any] = {
         **admin.site.each_context(request),

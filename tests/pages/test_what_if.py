@@ -11,10 +11,12 @@ from decimal import Decimal
 import pytest
 from django.conf import settings
 from django.test import Client
+from django.utils import timezone
+from kombu.exceptions import OperationalError
 
 from accounts.models import Group, Quota, Role
 from backends.models import Backend
-from scheduler import tasks, what_if
+from scheduler import simulation, tasks, what_if
 from scheduler.models import SiteSettings, WhatIf
 from scheduler.pages import what_if as page_module
 from scheduler.snapshot import load_snapshot
@@ -193,6 +195,72 @@ def test_a_replay_that_fails_says_why(people, traffic):
     assert "score_unheard_of" in row.error
 
 
+LATER = what_if.LOST_AFTER + timedelta(seconds=1)
+
+
+def looked_at(row: WhatIf, later: timedelta = LATER) -> tuple[str, str]:
+    """Its state and error when somebody looks so much later."""
+    what_if.fail_lost(timezone.now() + later)
+    row.refresh_from_db()
+    return row.state, row.error
+
+
+def test_a_replay_whose_worker_died_ends_as_failed_and_says_so(people):
+    row = make_what_if()
+    assert what_if.take(row.pk) is not None
+    assert looked_at(row, what_if.LOST_AFTER / 2) == ("running", "")
+    assert looked_at(row) == ("failed", what_if.WORKER_GONE)
+
+
+def test_a_replay_that_no_worker_took_ends_as_failed_and_its_message_comes_too_late(people):
+    row = make_what_if()
+    assert looked_at(row, what_if.LOST_AFTER / 2) == ("queued", "")
+    assert looked_at(row) == ("failed", what_if.NOT_TAKEN)
+    tasks.replay(row.pk)
+    assert looked_at(row) == ("failed", what_if.NOT_TAKEN)
+
+
+def test_a_replay_waits_for_its_turn_while_a_worker_is_busy_and_a_while_after(people):
+    busy, waits = make_what_if(), make_what_if()
+    long_ago = timezone.now() - LATER
+    WhatIf.objects.filter(pk=waits.pk).update(alive_at=long_ago)
+    what_if.take(busy.pk)
+    assert looked_at(waits, timedelta()) == ("queued", "")
+    tasks.what_if._note(WhatIf.objects.get(pk=busy.pk), state="done", ended_at=timezone.now())
+    assert looked_at(waits, timedelta()) == ("queued", "")
+    assert looked_at(waits) == ("failed", what_if.NOT_TAKEN)
+
+
+def test_each_report_of_progress_is_a_sign_of_life(people, traffic, monkeypatch):
+    monkeypatch.setattr(simulation, "REPORT_EVERY", 10)
+    row, signs = make_what_if(), set()
+    note = what_if._note
+
+    def noted(row, **values):
+        note(row, **values)
+        signs.add(WhatIf.objects.get(pk=row.pk).alive_at)
+
+    monkeypatch.setattr(what_if, "_note", noted)
+    tasks.replay(row.pk)
+    assert len(signs) >= 5  # of 40 requests, reported each 10
+
+
+def test_a_worker_that_was_given_up_changes_nothing_of_what_was_started_again(people, traffic):
+    row = make_what_if()
+    given_up = what_if.take(row.pk)
+    assert given_up is not None
+    assert looked_at(row)[0] == "failed"
+    assert what_if.start_again(row.pk)
+    what_if.replay(given_up)
+    row.refresh_from_db()
+    assert (row.state, row.result, row.started_at) == ("queued", None, None)
+    tasks.replay(row.pk)
+    what_if.replay(given_up)
+    row.refresh_from_db()
+    assert (row.state, row.error, row.replayed) == ("done", "", 80)
+    assert not what_if.start_again(row.pk)
+
+
 # ---- the pages
 
 
@@ -235,6 +303,47 @@ def send(client: Client, **changes: str):
         "until": "2026-06-01T13:00",
     }
     return client.post("/admin/what-if/", fields | changes)
+
+
+def test_on_its_page_a_lost_replay_has_failed_and_can_be_started_again(root, people, traffic):
+    row = make_what_if(alive_at=timezone.now() - LATER)
+    for page in ("", f"{row.pk}/", f"{row.pk}/progress/"):
+        WhatIf.objects.update(state="queued", ended_at=None)
+        answer = root.get(f"/admin/what-if/{page}")
+        row.refresh_from_db()
+        assert (row.state, row.error) == ("failed", what_if.NOT_TAKEN)
+    assert answer["HX-Refresh"] == "true"
+    page = root.get(f"/admin/what-if/{row.pk}/").content.decode()
+    assert "The replay failed: No worker took it" in page
+    assert f'action="/admin/what-if/{row.pk}/again/"' in page
+    assert root.post(f"/admin/what-if/{row.pk}/again/")["Location"] == f"/admin/what-if/{row.pk}/"
+    row.refresh_from_db()
+    assert (row.state, row.error, row.progress) == ("done", "", 1.0)
+    assert "Start again" not in root.get(f"/admin/what-if/{row.pk}/").content.decode()
+
+
+def test_a_replay_that_no_worker_can_be_told_of_fails_at_once(root, people, monkeypatch):
+    def away(pk: int) -> None:
+        raise OperationalError("Connection refused")
+
+    monkeypatch.setattr(page_module.replay, "delay", away)
+    send(root)
+    row = WhatIf.objects.get()
+    assert (row.state, row.error) == (
+        "failed", "No worker could be told of it: Connection refused"
+    )  # fmt: skip
+    root.post(f"/admin/what-if/{row.pk}/again/")
+    row.refresh_from_db()
+    assert row.state == "failed"
+
+
+def test_only_who_may_make_scenarios_may_start_them_again(client, people):
+    row = make_what_if(state="failed")
+    client.force_login(make_user("auditor", is_staff=True, role=Role.AUDITOR))
+    assert "Start again" not in client.get(f"/admin/what-if/{row.pk}/").content.decode()
+    assert client.post(f"/admin/what-if/{row.pk}/again/").status_code == 403
+    row.refresh_from_db()
+    assert row.state == "failed"
 
 
 def test_from_the_form_to_the_comparison_to_saved_weights(root, people, traffic):
@@ -379,6 +488,6 @@ def test_the_list_takes_as_many_queries_for_many_scenarios_as_for_one(
     admin = make_admin("other")
     for number in range(30):
         make_what_if(name=f"scenario {number}", created_by=admin)
-    with django_assert_num_queries(6):  # session, user, groups, backends, settings, scenarios
+    with django_assert_num_queries(7):  # session, user, lost, groups, backends, settings, all
         page = root.get("/admin/what-if/").content.decode()
     assert page.count("scenario ") >= 30

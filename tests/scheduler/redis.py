@@ -22,12 +22,21 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.options: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Start it, empty, and wait until it takes connections."""
         options = ("--save", "", "--appendonly", "no", "--dir", str(self._folder))
         self._process = subprocess.Popen(
-            [self._program, "--port", str(self.port), "--bind", "127.0.0.1", *options],
+            [
+                self._program,
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                *options,
+                *self.options,
+            ],
             stdout=subprocess.DEVNULL,
         )
         end = time.monotonic() + 30
@@ -40,7 +49,7 @@ class RedisServer:
         try:
             with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
                 connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
+                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 
@@ -62,13 +71,13 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server() -> Iterator[RedisServer]:
+def redis_server(kind: type[RedisServer] = RedisServer) -> Iterator[RedisServer]:
     """A running server. Raises: FileNotFoundError where Redis is not installed."""
     program = shutil.which("redis-server")
     if program is None:
         raise FileNotFoundError("redis-server is not in the path")
     folder = Path(tempfile.mkdtemp(prefix="mindrouter-redis-"))
-    server = RedisServer(program, folder)
+    server = kind(program, folder)
     try:
         server.start()
         yield server
