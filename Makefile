@@ -100,7 +100,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/decisions.py
 	$(BIN)/python bench/spool.py
 	$(BIN)/python bench/upstream.py
-	$(BIN)/python bench/gateway.py
+	$(BIN)/python -m bench.gateway
+	$(BIN)/python -m bench.start
 
 # Everything at once for minutes or hours; a failing run is repeated with its SEED.
 MINUTES ?= 2

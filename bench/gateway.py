@@ -1,15 +1,11 @@
-"""What a request, and a relayed event of a stream, cost the gateway in CPU, beside nginx.
+"""What a request, and a relayed event of a stream, cost the gateway, beside nginx and others.
 
-    .venv/bin/python bench/gateway.py [--seconds 2] [--rounds 5] [--streams 200]
-        [--crowd 1000] [--queued 10000] [--peers bench/peers.toml] [--json FILE]
+    .venv/bin/python -m bench.gateway [--passes 5] [--peers bench/peers.toml] [--only NAME …]
+        [--router NAME URL KEY COMMAND] [--phases …] [--json FILE] [--chart FILE.svg]
 
-The real gateway runs on core 0 with a database of its own, and nginx, where it is installed, as
-a plain proxy that does nothing else; the stub backend and the load run on core 1. CPU is that of
-the router's processes alone, user and system, by the kernel's own count. The routers take turns
-within one run, since a machine that is busy or throttled is so for all of them: the ratios say
-more than the figures. A request is 0.5 KB and its answer 1 KB, 64 connections at a time; a
-stream's events have 0.2 KB and come each 50 ms. A large prompt has 400 KB, 8 connections at a time.
-Times, unlike CPU, are measured beside the stub itself, asked directly.
+The routers run on core 0, two backends and the load on core 1; they take turns within each pass,
+and the median of the passes counts. CPU is that of all of a router's processes, user and system, by
+the kernel's own count. How to read it is in bench/README.md.
 """
 
 from __future__ import annotations
@@ -17,521 +13,267 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
-import re
 import resource
-import shlex
-import shutil
-import socket
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import tomllib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import urlsplit
 
 import uvloop
 
-ROOT = Path(__file__).parent.parent
-KEY = "mr-" + "0123456789abcdef" * 4
-ROUTER_CORE, LOAD_CORE = 0, 1
-CONNECTIONS, EVENTS, PACE = 64, 200, 0.05
-SMALL, LARGE = 400, 400_000  # bytes of prompt
-LARGE_CONNECTIONS = 8
-END = b"\r\n\r\n"
-QUEUE_SLOTS, QUEUE_USERS = 64, 1000
-
-ANSWER = (
-    b'{"id":"c1","object":"chat.completion","choices":[{"index":0,"finish_reason":"stop","message":'
-    b'{"role":"assistant","content":"%b"}}],"usage":{"prompt_tokens":9,"completion_tokens":9}}'
-) % (b"y" * 850)
-EVENT = (
-    b'data: {"id":"c1","object":"chat.completion.chunk","choices":[{"index":0,"finish_reason":null,'
-    b'"delta":{"content":"%019dzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"}}]}\n\n'
+from bench.figures import Figures, Kind
+from bench.open_pages import OpenPages
+from bench.servers import (
+    OURS,
+    PASSWORD,
+    QUEUE_SLOTS,
+    Router,
+    backends,
+    favoured,
+    key_of,
+    read_peers,
+    routers,
 )
-#: When the stub wrote an event, in nanoseconds of the machine's clock.
-STAMP = re.compile(rb'"content":"(\d{19})z')
-LAST = (
-    b'data: {"id":"c1","choices":[{"index":0,"finish_reason":"stop","delta":{}}]}\n\n'
-    b'data: {"id":"c1","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":100}}\n\n'
-    b"data: [DONE]\n\n"
+from bench.traffic import (
+    END,
+    EVENTS,
+    LARGE,
+    LOAD_CORE,
+    PACE,
+    Seen,
+    ask_once,
+    load,
+    request,
 )
-PLAIN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d" + END
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked" + END
+
+CONNECTIONS, LARGE_CONNECTIONS = 64, 8
+QUEUE_USERS = 1000
+
+REQUEST = Kind(f"CPU per request, {CONNECTIONS} connections, µs", "ratio")
+BUSY = Kind(f"core used with {CONNECTIONS} connections, %", digits=0)
+RATE = Kind(f"requests per second, {CONNECTIONS} connections", digits=0)
+LARGE_REQUEST = Kind(
+    f"CPU per request, 400 KB prompt, {LARGE_CONNECTIONS} connections, µs", "ratio"
 )
-NGINX = """
-daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log warn;
-events {{ worker_connections 8192; }}
-http {{
-  access_log off; keepalive_requests 1000000; client_body_buffer_size 1m;
-  client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
-  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  upstream stub {{ server 127.0.0.1:{stub}; keepalive 1024; keepalive_requests 1000000; }}
-  server {{
-    listen 127.0.0.1:{port} backlog=4096;
-    location / {{
-      proxy_pass http://stub; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off;
-    }}
-  }}
-}}
-"""
-SETUP = """
-users:
-  - {{username: bench, group: faculty}}
-{users}
-api_keys:
-  - {{user: bench, name: bench, key: "{key}"}}
-{keys}
-backends:
-  - name: stub
-    base_url: "http://127.0.0.1:{stub}"
-    max_concurrent: 5000
-    max_queue: 5000
-    models: [{{name: bench-model}}]
-  - name: narrow
-    base_url: "http://localhost:{stub}"
-    max_concurrent: {slots}
-    max_queue: 100000
-    models: [{{name: queued-model}}]
-"""
+EVENT = Kind("CPU per event, streams × 50 ms, µs", "ratio")
+DELAY = Kind("delay of an event, p99, ms", "added")
+CROWD_EVENT = Kind("CPU per event, more streams, µs", "ratio")
+CROWD_DELAY = Kind("delay of an event of more streams, p99, ms", "added")
+ONE = Kind("time of a request, 1 connection, p50, ms", "added", digits=2)
+MEMORY = Kind("memory for 1,000 open streams, MiB")
+QUEUED = Kind("CPU per request while the queue is long, µs")
+UNQUEUED = Kind("CPU per request when nobody waits, µs")
+PAGES_DELAY = Kind("delay of an event while pages are open, p99, ms")
+PAGES_NONE = Kind("delay of an event while none is, p99, ms")
+PAGES_CPU = Kind("CPU of a page's request, ms")
+START = Kind("start until it accepts connections, s", digits=2)
+KINDS = (
+    REQUEST, BUSY, RATE, LARGE_REQUEST, ONE, EVENT, DELAY, CROWD_EVENT, CROWD_DELAY, MEMORY,
+    QUEUED, UNQUEUED, PAGES_DELAY, PAGES_NONE, PAGES_CPU, START,
+)  # fmt: skip
 
 
-class Stub(asyncio.Protocol):
-    """Answers each request, with a stream if it asks for one. From ``/hold`` to ``/release`` it
-    keeps those for ``queued-model`` waiting."""
+class Bench:
+    """One run: all phases, pass by pass."""
 
-    held: list[Stub] | None = None
+    def __init__(self, found: list[Router], options: argparse.Namespace) -> None:
+        self.found = found
+        self.options = options
+        self.figures = Figures(KINDS)
+        self.own = found[-1]
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self.buffer = b""
+    async def run(self) -> Figures:
+        for one in self.found:
+            await load(one.port, request(one.key), CONNECTIONS, 1.0)  # to warm up
+            if one.process is not None:
+                self.figures.add(START, one.name, one.start_seconds)
+        for number in range(self.options.passes):
+            print(f"pass {number + 1} of {self.options.passes}", file=sys.stderr, flush=True)
+            for name in self.options.phases:
+                await PHASES[name](self)
+        return self.figures
 
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        head, found, body = self.buffer.partition(END)
-        at = head.lower().find(b"content-length:")
-        size = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        if not found or len(body) < size:
-            return
-        self.buffer = b""
-        if head.startswith(b"GET /hold"):
-            Stub.held = []
-        elif head.startswith(b"GET /release"):
-            held, Stub.held = Stub.held or [], None
-            for one in held:
-                one.transport.write(PLAIN_HEAD % len(ANSWER) + ANSWER)
-        elif Stub.held is not None and b'"queued-model"' in body:
-            Stub.held.append(self)
-            return
-        if b'"stream":true' in body:
-            self.transport.write(STREAM_HEAD)
-            asyncio.get_running_loop().call_later(PACE, self._event, EVENTS)
-        else:
-            self.transport.write(PLAIN_HEAD % len(ANSWER) + ANSWER)
+    async def _each(self, measure: Callable[[Router], Awaitable[None]]) -> None:
+        for one in self.found:
+            await measure(one)
 
-    def _event(self, left: int) -> None:
-        if self.transport.is_closing():
-            return
-        data = EVENT % time.monotonic_ns() if left else LAST
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) + (b"" if left else b"0" + END))
-        if left:
-            asyncio.get_running_loop().call_later(PACE, self._event, left - 1)
+    async def _load(
+        self, one: Router, message: bytes, connections: int, seconds: float = 0.0
+    ) -> tuple[Seen, float, float]:
+        """What was seen, the router's CPU and the wall time, in seconds."""
+        cpu, began = one.cpu_seconds(), time.monotonic()
+        seen = await load(one.port, message, connections, seconds)
+        wall = time.monotonic() - began
+        self.figures.complain(one.name, seen.wrong)
+        return seen, one.cpu_seconds() - cpu, wall
 
+    def _add_cost(self, kind: Kind, one: Router, cpu: float, count: int) -> None:
+        if one.process is not None and count:
+            self.figures.add(kind, one.name, cpu * 1e6 / count)
 
-class Asking(asyncio.Protocol):
-    """One connection of the load: requests one after the other, or one stream."""
+    async def requests(self) -> None:
+        async def measure(one: Router) -> None:
+            message, seconds = request(one.key), self.options.seconds
+            seen, cpu, wall = await self._load(one, message, CONNECTIONS, seconds)
+            self._add_cost(REQUEST, one, cpu, seen.count)
+            if one.process is not None:
+                self.figures.add(BUSY, one.name, cpu / wall * 100)
+            self.figures.add(RATE, one.name, seen.count / wall)
 
-    def __init__(self, request: bytes, until: float, *, stream: bool) -> None:
-        self.request = request
-        self.stream = stream
-        self.until = until
-        self.done = 0  # answers, or events
-        self.asked_at = 0.0
-        self.seconds: list[float] = []  # that each answer took; of a stream, each event
-        self.buffer = b""
-        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        await self._each(measure)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self._ask()
+    async def prompts(self) -> None:
+        async def measure(one: Router) -> None:
+            message, seconds = request(one.key, prompt_bytes=LARGE), self.options.seconds
+            seen, cpu, _ = await self._load(one, message, LARGE_CONNECTIONS, seconds)
+            self._add_cost(LARGE_REQUEST, one, cpu, seen.count)
 
-    def _ask(self) -> None:
-        self.asked_at = time.monotonic()
-        self.transport.write(self.request)
+        await self._each(measure)
 
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        if self.stream:
-            now = time.monotonic_ns()
-            self.seconds += [(now - int(stamp)) / 1e9 for stamp in STAMP.findall(data)]
-            self._count_events()
-            return
-        head, found, body = self.buffer.partition(END)
-        if not found or len(body) < len(ANSWER):
-            return
-        if not head.startswith(b"HTTP/1.1 200") or body != ANSWER:
-            self._end(RuntimeError(f"not the answer: {self.buffer[:500]!r}"))
-            return
-        self.buffer = b""
-        self.done += 1
-        self.seconds.append(time.monotonic() - self.asked_at)
-        if time.monotonic() < self.until:
-            self._ask()
-        else:
-            self._end()
+    async def one(self) -> None:
+        async def measure(one: Router) -> None:
+            seen, _, _ = await self._load(one, request(one.key), 1, self.options.seconds)
+            self.figures.add(ONE, one.name, seen.percentile(0.5))
 
-    def _count_events(self) -> None:
-        if self.buffer.endswith(b"0" + END):
-            self.done = self.buffer.count(b"data: {") - 1  # the usage may be hidden
-            stamps = STAMP.findall(self.buffer)
-            wanted = len(stamps) == EVENTS and stamps == sorted(stamps)
-            wanted = wanted and b"data: [DONE]" in self.buffer
-            self._end(None if wanted else RuntimeError(f"not the stream: {self.buffer[:500]!r}"))
+        await self._each(measure)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(RuntimeError(f"the connection was lost: {self.buffer[:300]!r} {exc}"))
+    async def streams(self) -> None:
+        await self._streams(self.options.streams, EVENT, DELAY)
 
-    def _end(self, error: Exception | None = None) -> None:
-        if not self.over.done():
-            if error is None:
-                self.over.set_result(self.done)
-            else:
-                self.over.set_exception(error)
-        self.transport.close()
+    async def crowd(self) -> None:
+        await self._streams(self.options.crowd, CROWD_EVENT, CROWD_DELAY)
 
+    async def _streams(self, number: int, cost: Kind, delay: Kind) -> None:
+        async def measure(one: Router) -> None:
+            seen, cpu, _ = await self._load(one, request(one.key, stream=True), number)
+            self._add_cost(cost, one, cpu, seen.count)
+            self.figures.add(delay, one.name, seen.percentile(0.99))
 
-def request(
-    key: str, model: str = "bench-model", *, stream: bool = False, prompt_bytes: int = SMALL
-) -> bytes:
-    body = b'{"model":"%b","stream":%b,"messages":[{"role":"user","content":"%b"}]}' % (
-        model.encode(),
-        b"true" if stream else b"false",
-        b"x" * prompt_bytes,
-    )
-    return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer %b\r\n"
-        b"content-type: application/json\r\ncontent-length: %d%b%b"
-    ) % (key.encode(), len(body), END, body)
+        await self._each(measure)
 
+    async def memory(self) -> None:
+        """What it has more while streams are open; the first pass's counts most, as what was used
+        once is kept."""
+        before, number = self.own.resident_mib(), self.options.streams
+        message = request(self.own.key, stream=True)
+        running = asyncio.create_task(load(self.own.port, message, number, 0.0))
+        await asyncio.sleep(EVENTS * PACE / 2)
+        grown = self.own.resident_mib() - before
+        await running
+        self.figures.add(MEMORY, OURS, grown * 1000 / number)
 
-async def load(
-    one: Router,
-    connections: int,
-    seconds: float,
-    *,
-    stream: bool = False,
-    prompt_bytes: int = SMALL,
-) -> tuple[int, list[float]]:
-    """How many answers, or events, have come, and the seconds that each took.
+    async def queue(self) -> None:
+        """CPU per request when so many wait at once, and when never more come than have a slot.
 
-    Raises: RuntimeError for any other answer."""
-    loop = asyncio.get_running_loop()
-    until = time.monotonic() + seconds
-    message = request(one.key, stream=stream, prompt_bytes=prompt_bytes)
-    asking: list[Asking] = []
-    for _ in range(connections):
-        _, protocol = await loop.create_connection(
-            lambda: Asking(message, until, stream=stream), "127.0.0.1", one.port
-        )
-        asking.append(protocol)
-    count = sum(await asyncio.gather(*(each.over for each in asking)))
-    return count, sorted(second for each in asking for second in each.seconds)
+        Each is on a connection of its own, whose cost is in both figures.
+        """
+        jobs, port = self.options.queued, self.own.port
+        messages = [request(key_of(n % QUEUE_USERS), "queued-model") for n in range(jobs)]
+        slots = asyncio.Semaphore(QUEUE_SLOTS // 2)
 
+        async def in_turn(message: bytes) -> None:
+            async with slots:
+                await ask_once(port, message)
 
-async def ask_once(one: Router, message: bytes) -> None:
-    """One request on a connection of its own."""
-    loop = asyncio.get_running_loop()
-    _, asking = await loop.create_connection(
-        lambda: Asking(message, 0.0, stream=False), "127.0.0.1", one.port
-    )
-    await asking.over
+        before = self.own.cpu_seconds()
+        await asyncio.gather(*map(in_turn, messages))
+        self._add_cost(UNQUEUED, self.own, self.own.cpu_seconds() - before, jobs)
+        backend = self.found[0].port
+        await ask_once(backend, b"GET /hold HTTP/1.1\r\nhost: stub" + END)
+        before = self.own.cpu_seconds()
+        waiting = [asyncio.create_task(ask_once(port, message)) for message in messages]
+        await self._until_still()
+        await ask_once(backend, b"GET /release HTTP/1.1\r\nhost: stub" + END)
+        await asyncio.gather(*waiting)
+        self._add_cost(QUEUED, self.own, self.own.cpu_seconds() - before, jobs)
 
-
-# ---- the processes
-
-
-@dataclass(slots=True)
-class Router:
-    name: str
-    port: int
-    process: subprocess.Popen[bytes] | None = None  # None: the stub, asked directly
-    key: str = KEY
-    start_seconds: float = 0.0  # from its command to the first connection
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None  # noqa: S101  nobody measures the stub's
-        return self.process.pid
-
-    def cpu_seconds(self) -> float:
-        """Of the process, its children and all their threads."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
-        total = 0
-        for pid in (self.pid, *map(int, children.split())):
-            for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                total += int(stat.read_text().split()[0])
-        return total / 1e9
-
-    def resident_mib(self) -> float:
-        """Of the process alone: nginx's worker is a child, and is passed over."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def serve_stub(port: int) -> None:
-    os.sched_setaffinity(0, {LOAD_CORE})
-
-    async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(
-            Stub, "127.0.0.1", port, backlog=4096
-        )
-        await server.serve_forever()
-
-    uvloop.run(serve())
-
-
-@contextmanager
-def router(
-    name: str, port: int, command: list[str], env: dict[str, str], key: str = KEY
-) -> Iterator[Router]:
-    """A running router on its core."""
-    pinned = ["taskset", "-c", str(ROUTER_CORE), *command]
-    with subprocess.Popen(pinned, cwd=ROOT, env={**os.environ, **env}) as process:
-        try:
-            began = time.monotonic()
-            wait_for(port, process)
-            yield Router(name, port, process, key, time.monotonic() - began)
-        finally:
-            process.terminate()
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
-    for _ in range(3000):
-        with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", port)) == 0:
+    async def _until_still(self) -> None:
+        """Until it does no more than it does when nothing comes."""
+        while True:
+            before = self.own.cpu_seconds()
+            await asyncio.sleep(1.0)
+            if self.own.cpu_seconds() - before < 0.1:
                 return
-        if process is not None and process.poll() is not None:
-            break
-        time.sleep(0.02)
-    raise RuntimeError(f"nothing listens at port {port}")
+
+    async def pages(self) -> None:
+        """Delays of events while people have the admin's pages open, and while nobody has."""
+        message, number = request(self.own.key, stream=True), self.options.page_streams
+        seen, alone, _ = await self._load(self.own, message, number)
+        self.figures.add(PAGES_NONE, OURS, seen.percentile(0.99))
+        async with OpenPages(self.own.port, "root", PASSWORD, self.options.readers) as opened:
+            seen, cpu, _ = await self._load(self.own, message, number)
+        self.figures.add(PAGES_DELAY, OURS, seen.percentile(0.99))
+        self.figures.complain(OURS, opened.wrong)
+        if opened.count:
+            self.figures.add(PAGES_CPU, OURS, (cpu - alone) * 1e3 / opened.count)
 
 
-@contextmanager
-def routers(folder: Path, peers: Path | None) -> Iterator[list[Router]]:
-    """The stub and all that is measured before it; the stub itself is the first."""
-    stub = free_port()
-    backend = multiprocessing.get_context("spawn").Process(target=serve_stub, args=(stub,))
-    backend.start()
-    try:
-        wait_for(stub)
-        with ExitStack() as running:
-            found = [Router("direct", stub)]
-            if nginx := shutil.which("nginx"):
-                port, file = free_port(), folder / "nginx.conf"
-                file.write_text(NGINX.format(folder=folder, stub=stub, port=port))
-                command = [nginx, "-c", str(file), "-p", str(folder)]
-                found.append(running.enter_context(router("nginx", port, command, {})))
-            for one in tomllib.loads(peers.read_text())["router"] if peers else ():
-                port = urlsplit(one["url"]).port or 80
-                command = shlex.split(one["start"].format(stub=stub, port=port))
-                key = one.get("key", KEY)
-                found.append(running.enter_context(router(one["name"], port, command, {}, key)))
-            found.append(running.enter_context(gateway(folder, stub)))
-            yield found
-    finally:
-        backend.terminate()
-        backend.join()
-
-
-@contextmanager
-def gateway(folder: Path, stub: int) -> Iterator[Router]:
-    env = {
-        "MINDROUTER_DATA": str(folder / "data"),
-        "DATABASE_URL": f"sqlite:///{folder}/data/db.sqlite3",
-    }
-    (folder / "data").mkdir()
-    setup = folder / "setup.yaml"
-    many = range(QUEUE_USERS)
-    users = "\n".join(f"  - {{username: user{n}, group: faculty}}" for n in many)
-    keys = "\n".join(f'  - {{user: user{n}, name: bench, key: "{key_of(n)}"}}' for n in many)
-    setup.write_text(SETUP.format(key=KEY, stub=stub, users=users, keys=keys, slots=QUEUE_SLOTS))
-    manage = [sys.executable, str(ROOT / "manage.py")]
-    for command in (["migrate", "-v0"], ["apply", str(setup)]):
-        subprocess.run(
-            [*manage, *command],
-            cwd=ROOT,
-            env={**os.environ, **env},
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-    port = free_port()
-    command = [*manage, "rungateway", "--port", str(port)]
-    with router("MindRouter", port, command, env) as running:
-        yield running
-
-
-def key_of(user: int) -> str:
-    return f"mr-{user:064x}"
-
-
-# ---- measuring
-
-
-@dataclass(slots=True)
-class Figures:
-    """What was measured, by title and router: printed, and kept for ``--json``."""
-
-    found: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def add(self, title: str, values: dict[str, list[float]], floor: str = "nginx") -> None:
-        """Medians, and how they stand to the floor's."""
-        print(title)
-        rows = self.found[title] = {}
-        against = statistics.median(values[floor]) if floor in values else 0.0
-        for name, each in values.items():
-            middle = statistics.median(each)
-            rows[name] = {"median": middle, "least": min(each), "most": max(each)}
-            beside = ""
-            if floor == "direct" and name != floor:  # what a router adds
-                rows[name]["added"] = middle - against
-                beside = f"{middle - against:+8.2f}"
-            elif against and name != floor:
-                rows[name]["ratio"] = middle / against
-                beside = f"{middle / against:6.2f} × {floor}"
-            print(f"  {name:12} {middle:9.2f}  ({min(each):.2f}-{max(each):.2f})  {beside}")
-
-
-async def measure(found: list[Router], options: argparse.Namespace) -> Figures:
-    figures = Figures()
-    own = found[-1]
-    starts = {one.name: [one.start_seconds] for one in found[1:]}
-    figures.add("Start until it accepts connections, s", starts, floor="")
-    for one in found:
-        await load(one, CONNECTIONS, 1.0)  # to warm up
-    grown = await growth(own, options.streams)  # first: what was used once is kept
-    await measure_cpu(found[1:], options, figures)
-    await measure_times(found, options, figures)
-    figures.add("Memory per 1,000 open streams, MiB", {own.name: [grown * 1000 / options.streams]})
-    if options.queued:
-        costs = await queue_costs(found[0], own, options.queued)
-        title = f"CPU per request while {options.queued} of {QUEUE_USERS} users' wait, µs"
-        figures.add(title, costs, floor="nobody waits")
-    return figures
-
-
-async def measure_cpu(found: list[Router], options: argparse.Namespace, figures: Figures) -> None:
-    small: dict[str, list[float]] = {one.name: [] for one in found}
-    large: dict[str, list[float]] = {one.name: [] for one in found}
-    events: dict[str, list[float]] = {one.name: [] for one in found}
-    for _ in range(options.rounds):
-        for one in found:
-            before = one.cpu_seconds()
-            count, _ = await load(one, CONNECTIONS, options.seconds)
-            small[one.name].append((one.cpu_seconds() - before) * 1e6 / count)
-            before = one.cpu_seconds()
-            count, _ = await load(one, LARGE_CONNECTIONS, options.seconds, prompt_bytes=LARGE)
-            large[one.name].append((one.cpu_seconds() - before) * 1e6 / count)
-    for _ in range(max(1, options.rounds // 2)):
-        for one in found:
-            before = one.cpu_seconds()
-            count, _ = await load(one, options.streams, 0.0, stream=True)
-            events[one.name].append((one.cpu_seconds() - before) * 1e6 / count)
-    figures.add("CPU per request, µs", small)
-    figures.add("CPU per request with a prompt of 400 KB, µs", large)
-    figures.add(f"CPU per event of {options.streams} streams, µs", events)
-
-
-async def measure_times(found: list[Router], options: argparse.Namespace, figures: Figures) -> None:
-    took: dict[str, list[float]] = {}
-    late: dict[str, list[float]] = {}
-    for one in found:
-        _, seconds = await load(one, 1, options.seconds)
-        took[one.name] = [seconds[len(seconds) // 2] * 1e3]
-        if options.crowd:
-            _, seconds = await load(one, options.crowd, 0.0, stream=True)
-            late[one.name] = [seconds[len(seconds) * 99 // 100] * 1e3]
-    figures.add("Time of a request at one connection, p50, ms", took, floor="direct")
-    if late:
-        title = f"Delay of an event of {options.crowd} streams, p99, ms"
-        figures.add(title, late, floor="direct")
-
-
-async def growth(one: Router, streams: int) -> float:
-    """MiB more than before while so many streams are open."""
-    before = one.resident_mib()
-    running = asyncio.create_task(load(one, streams, 0.0, stream=True))
-    await asyncio.sleep(EVENTS * PACE / 2)
-    grown = one.resident_mib() - before
-    await running
-    return grown
-
-
-async def queue_costs(stub: Router, own: Router, jobs: int) -> dict[str, list[float]]:
-    """CPU per request when so many wait at once, and when never more come than have a slot.
-
-    Each is on a connection of its own, whose cost is in both figures.
-    """
-    messages = [request(key_of(n % QUEUE_USERS), "queued-model") for n in range(jobs)]
-    slots = asyncio.Semaphore(QUEUE_SLOTS // 2)
-
-    async def in_turn(message: bytes) -> None:
-        async with slots:
-            await ask_once(own, message)
-
-    before = own.cpu_seconds()
-    await asyncio.gather(*map(in_turn, messages))
-    alone = own.cpu_seconds() - before
-    await ask_once(stub, b"GET /hold HTTP/1.1\r\nhost: stub" + END)
-    before = own.cpu_seconds()
-    waiting = [asyncio.create_task(ask_once(own, message)) for message in messages]
-    await until_still(own)
-    await ask_once(stub, b"GET /release HTTP/1.1\r\nhost: stub" + END)
-    await asyncio.gather(*waiting)
-    queued = own.cpu_seconds() - before
-    return {"nobody waits": [alone * 1e6 / jobs], "queued": [queued * 1e6 / jobs]}
-
-
-async def until_still(one: Router) -> None:
-    """Until it does no more than it does when nothing comes."""
-    while True:
-        before = one.cpu_seconds()
-        await asyncio.sleep(1.0)
-        if one.cpu_seconds() - before < 0.1:
-            return
+PHASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
+    "memory": Bench.memory,
+    "requests": Bench.requests,
+    "prompts": Bench.prompts,
+    "one": Bench.one,
+    "streams": Bench.streams,
+    "crowd": Bench.crowd,
+    "queue": Bench.queue,
+    "pages": Bench.pages,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--crowd", type=int, default=1000, help="streams to measure delays with")
-    parser.add_argument("--queued", type=int, default=10_000)
-    parser.add_argument("--peers", type=Path, help="other routers: see bench/README.md")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
-    options = parser.parse_args()
+    options = arguments()
     os.sched_setaffinity(0, {LOAD_CORE})
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with tempfile.TemporaryDirectory() as folder, routers(Path(folder), options.peers) as found:
-        figures = uvloop.run(measure(found, options))
+    peers = read_peers(options.peers) if options.peers else []
+    if options.only is not None:
+        peers = [one for one in peers if one["name"] in options.only]
+    names = ("name", "url", "key", "start")
+    peers += [dict(zip(names, one, strict=True)) for one in options.router]
+    users = QUEUE_USERS if "queue" in options.phases else 0
+    with (
+        favoured(),
+        tempfile.TemporaryDirectory() as folder,
+        backends() as ports,
+        routers(Path(folder), peers, ports, users) as found,
+    ):
+        figures = uvloop.run(Bench(found, options).run())
+    print(figures.table())
+    for name, what in figures.wrong.items():
+        if what:
+            print(f"{name}: {what[0]}")
     if options.json:
-        options.json.write_text(json.dumps(figures.found, indent=2))
+        options.json.write_text(json.dumps(figures.rows(), indent=1, ensure_ascii=False))
+    if options.chart:
+        options.chart.write_text(figures.chart())
+    sys.exit(bool(figures.wrong.get(OURS)))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--phases", nargs="+", choices=list(PHASES), default=list(PHASES))
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--crowd", type=int, default=1000, help="streams to measure delays with")
+    parser.add_argument("--queued", type=int, default=10_000)
+    parser.add_argument("--page-streams", type=int, default=200)
+    parser.add_argument("--readers", type=int, default=3, help="people with pages open")
+    parser.add_argument("--peers", type=Path, help="other routers, a table each: bench/peers.toml")
+    parser.add_argument("--only", nargs="*", help="the names of those of them to measure")
+    parser.add_argument(
+        "--router",
+        nargs=4,
+        action="append",
+        default=[],
+        metavar=("NAME", "URL", "KEY", "COMMAND"),
+        help="another router",
+    )
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--chart", type=Path, help="a file for a chart, in SVG")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
