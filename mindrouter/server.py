@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -37,6 +38,9 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self.started and settings.SERVES != "api":
+            # The pages take a while to load, and whoever comes meanwhile is served.
+            await asyncio.to_thread(importlib.import_module, settings.ROOT_URLCONF)
         # What is loaded by now lives as long as the process: the collector need not look at it
         # again and again while requests make garbage.
         gc.collect()

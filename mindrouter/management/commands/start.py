@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.db import connection, connections
+from django.db.migrations.executor import MigrationExecutor
 
 from accounts.models import ApiKey, Group, User
 from backends.models import Backend
@@ -36,8 +37,7 @@ class Command(BaseCommand):
     def prepare(self) -> dict[str, str]:
         """Make the database ready and say what there is; returns supervisor's environment."""
         self._check_that_nothing_runs()
-        self.stdout.write("Preparing the database …")
-        call_command("migrate", verbosity=0)
+        self._migrate()
         password, key = self._first_start()
         demo = os.environ.get("DEMO", "1") != "0"
         ports = (settings.PORT + 1000, settings.PORT + 1001)
@@ -69,6 +69,14 @@ class Command(BaseCommand):
                     f"Cannot listen on {settings.HOST}:{settings.PORT}: {error.strerror}. "
                     "Choose another port, for example: make run PORT=8010"
                 ) from error
+
+    def _migrate(self) -> None:
+        """Django's own command takes as long as all the rest, also where there is nothing to do."""
+        executor = MigrationExecutor(connection)
+        executor.loader.check_consistent_history(connection)
+        if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+            self.stdout.write("Preparing the database …")
+            call_command("migrate", verbosity=0)
 
     def _first_start(self) -> tuple[str | None, str | None]:
         """Create the administrator and a first key where there are no users yet."""
