@@ -13,7 +13,7 @@ from scheduler.core.cluster import Cluster
 from scheduler.core.errors import Rejected
 from scheduler.core.fairshare import FairShare
 from scheduler.core.jobs import Unit
-from scheduler.core.parts import JsonList, Parts, as_json, split
+from scheduler.core.parts import JsonList, Parts, split
 from scheduler.core.units import UNSET, Roster, UnitState
 from scheduler.core.window import Bucket
 
@@ -73,8 +73,11 @@ def save(roster: Roster, share: FairShare, cluster: Cluster, now: float) -> Part
     window: list[dict[str, Any]] = []
     numbers = saving.numbers
     for started_at, tokens in buckets:
-        counted = ([numbers[u], spent] for u, spent in tokens.items() if u in numbers)
-        window.append({"age": now - started_at, "tokens": (yield from as_json(counted))})
+        counted = JsonList()
+        for some_tokens in split(tokens.items()):
+            counted.add([[numbers[u], spent] for u, spent in some_tokens if u in numbers])
+            yield
+        window.append({"age": now - started_at, "tokens": counted.encoded()})
     return state | {"units": units.encoded(), "window": window}
 
 
