@@ -85,7 +85,7 @@ test-compiled: compile $(VENV)/.installed-dev redis
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS_OF_CORE)
 
 TESTS_OF_CORE := tests/core tests/scheduler/test_checkpoint.py tests/scheduler/test_simulation.py \
-  tests/gateway/test_completions.py tests/gateway/test_queue.py tests/cluster/test_contract.py \
+  tests/gateway/test_completions.py tests/cluster/test_contract.py \
   tests/e2e/test_shares_over_http.py
 
 # As root what is missing comes from the system's packages; else the compiler itself tells.

@@ -13,12 +13,14 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("core")
 #: What msgspec reads and writes: it looks at annotations, of which machine code keeps too little.
-INTERPRETED = frozenset({"__init__.py", "decisions.py", "jobs.py"})
+INTERPRETED = frozenset(
+    {"__init__.py", "boosts.py", "decisions.py", "jobs.py", "picture.py", "tunables.py", "views.py"}
+)
 
 
 def folder() -> Path:
     """Where a build of the core as it is now belongs."""
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(f"{sys.version} {sorted(INTERPRETED)}".encode())
     for path in sorted(SOURCES.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     return Path(sys.prefix) / "compiled" / digest.hexdigest()[:16]
