@@ -20,6 +20,8 @@ from accounts.models import Api, ApiKey, Role, User, hash_key
 
 #: Removing a waiting request; Django has no such permission of its own.
 CANCEL_JOB = "scheduler.cancel_job"
+#: Reading captured prompts, which those who read everything else may not.
+READ_CAPTURES = "scheduler.read_capture"
 
 
 @cache
@@ -37,7 +39,7 @@ def _permissions() -> Mapping[str, frozenset[str]]:
     return {
         "auditor": frozenset(reading),
         "operator": frozenset(reading | operating | {CANCEL_JOB}),
-        "superuser": frozenset(known | {CANCEL_JOB}),
+        "superuser": frozenset(known | {CANCEL_JOB, READ_CAPTURES}),
     }
 
 

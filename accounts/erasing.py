@@ -78,7 +78,7 @@ def _erase_history(user: User) -> None:
     past: Any = User.history.filter(id=user.pk)
     past.update(username=user.username, first_name="", last_name="", email="")
     keys: Any = ApiKey.history.filter(user_id=user.pk)
-    keys.update(name=_ERASED, prefix="")
+    keys.update(name=_ERASED, prefix="", capture_reason="")
     boosts: Any = Boost.history.filter(user_id=user.pk)
     boosts.update(name=_ERASED, reason="")
     for history in histories():

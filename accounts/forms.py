@@ -145,6 +145,15 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         model = ApiKey
         fields = "__all__"  # noqa: DJ007  the admin's fieldsets name them
 
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or {}
+        if "capture_until" in self.changed_data and "capture_until" in values:
+            if values["capture_until"] is None:  # it was set: that is how capturing is stopped
+                values |= {"capture_reason": "", "capture_days": None}
+            elif values["capture_until"] <= timezone.now():
+                self.add_error("capture_until", "It is over already.")
+        return values
+
 
 class OwnKeyForm(forms.ModelForm[ApiKey]):
     """A new key of the user's own."""

@@ -416,7 +416,7 @@ class ApiKey(Limits):
             models.CheckConstraint(
                 condition=Q(capture_until__isnull=True, capture_days__isnull=True)
                 | (
-                    Q(capture_until__isnull=False)
+                    Q(capture_until__isnull=False, capture_days__isnull=False)
                     & Q(capture_days__gte=1, capture_days__lte=MOST_CAPTURE_DAYS)
                     & ~Q(capture_reason="")
                 ),

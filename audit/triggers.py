@@ -16,7 +16,7 @@ from django.db import connections, models
 #: Columns of histories that erasing a person empties.
 PERSONAL = {
     "accounts_historicaluser": {"username", "first_name", "last_name", "email"},
-    "accounts_historicalapikey": {"name", "prefix"},
+    "accounts_historicalapikey": {"name", "prefix", "capture_reason"},
     "accounts_historicalboost": {"name", "reason"},
 }
 _ALWAYS = {"history_user_id", "history_actor"}

@@ -79,6 +79,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     people = [
         _model(request, "Users", "person", "accounts.user"),
         _model(request, "API keys", "key", "accounts.apikey"),
+        _model(request, "Captured prompts", "visibility", "scheduler.capture"),
         _model(request, "Quotas", "speed", "accounts.quota"),
         _model(request, "Model prices", "payments", "scheduler.modelprice"),
         _model(request, "Model limits", "production_quantity_limits", "accounts.modellimits"),

@@ -19,9 +19,11 @@ from unfold.admin import ModelAdmin
 from unfold.contrib.filters.admin import DropdownFilter, TextFilter
 from unfold.views import ChangeList
 
+from accounts.captures import captured_keys
 from backends.models import Alias, Backend, BackendModel
+from scheduler.captures_admin import CaptureAdmin
 from scheduler.explain import NOTHING, duration
-from scheduler.models import Decision, ModelPrice, Outcome, SiteSettings
+from scheduler.models import Capture, Decision, ModelPrice, Outcome, SiteSettings
 from scheduler.settings_admin import SiteSettingsAdmin
 
 #: Rows that the log can be paged through; older ones are reached by a filter or a search.
@@ -44,6 +46,12 @@ LIST_COLUMNS = (
     "completion_tokens",
     "usage_estimated",
     "charged_tokens",
+)
+
+
+_CAPTURED = format_html(
+    ' <span class="mr-outcome mr-warning" title="{}">captured</span>',
+    "The prompt and the answer are stored",
 )
 
 
@@ -140,6 +148,15 @@ class DecisionList(ChangeList):  # type: ignore[misc]
         rows: QuerySet[Decision] = super().get_queryset(request, *args)
         return rows.only(*LIST_COLUMNS)
 
+    def get_results(self, request: HttpRequest) -> None:
+        """Which of the page's requests are captured, in one query more."""
+        super().get_results(request)
+        ids = [row.request_id for row in self.result_list]
+        stored = Capture.objects.order_by().filter(request_id__in=ids)
+        captured = set(stored.values_list("request_id", flat=True))
+        for row in self.result_list:
+            row.is_captured = row.request_id in captured
+
 
 @admin.register(Decision)
 class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
@@ -184,6 +201,11 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return DecisionList
 
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        keys = {"captured_keys": captured_keys().select_related("user")}
+        answer: HttpResponse = super().changelist_view(request, keys | (extra_context or {}))
+        return answer
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
@@ -221,7 +243,8 @@ class DecisionAdmin(ModelAdmin):  # type: ignore[misc]
         badge = format_html(
             '<span class="mr-outcome mr-{}">{}</span>', decision.outcome, decision.outcome
         )
-        return badge + _cell(decision.reason, quiet=True)
+        captured = _CAPTURED if getattr(decision, "is_captured", False) else SafeString()
+        return badge + captured + _cell(decision.reason, quiet=True)
 
     @admin.display(description="waited")
     def waited(self, decision: Decision) -> str:
@@ -264,6 +287,7 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
 
 
 admin.site.register(SiteSettings, SiteSettingsAdmin)
+admin.site.register(Capture, CaptureAdmin)
 
 
 @admin.register(ModelPrice)

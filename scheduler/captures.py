@@ -12,6 +12,7 @@ import logging
 import os
 import time
 import uuid
+from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -19,8 +20,10 @@ from pathlib import Path
 
 import msgspec
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
+from accounts.captures import note
 from accounts.models import ApiKey
 from backends.crypto import seal, unseal
 from scheduler.models import Capture
@@ -114,6 +117,33 @@ def _write_whole(directory: Path, lines: bytes) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def kept() -> QuerySet[Capture]:
+    """What is stored and not past its date, deleted or not yet; without reading it."""
+    return Capture.objects.defer("request", "answer").filter(delete_at__gt=timezone.now())
+
+
+def capture_of(request_id: str) -> Capture | None:
+    """What is stored of a request, without reading it."""
+    return kept().filter(request_id=request_id).first()
+
+
+@transaction.atomic
+def read_capture(request_id: str) -> Capture | None:
+    """The same to be read, which the key's history then says. None: nothing is stored of it."""
+    found = kept().defer(None).filter(request_id=request_id).first()
+    if found is not None:
+        note(ApiKey.objects.get(pk=found.key_id), f"captured prompt of {request_id} read")
+    return found
+
+
+def text_of(data: bytes | None) -> str | None:
+    """What is stored, as text; None where it is none. A character that was cut is left out."""
+    try:
+        return None if data is None else getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        return None
 
 
 def load_captures(directory: Path) -> int:

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from scheduler import energy, what_if
 from scheduler.notices import warn_of_budgets
-from scheduler.retention import forget_decisions
+from scheduler.retention import forget_captures, forget_decisions
 
 
 @shared_task(name="scheduler.replay", ignore_result=True)
@@ -28,7 +28,8 @@ def warn() -> None:
 
 @shared_task(name="scheduler.forget_decisions", ignore_result=True)
 def forget() -> None:
-    """Delete decisions that are older than they are to be kept."""
+    """Delete decisions and captured prompts that are older than they are to be kept."""
+    forget_captures(timezone.now())
     forget_decisions(timezone.now())
 
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from accounts.models import ApiKey, Boost, Group, Quota, User
 from backends.models import Backend, BackendModel
 from scheduler.core.decisions import Decision as Choice
-from scheduler.models import Decision
+from scheduler.models import Capture, Decision
 
 _numbers = itertools.count(1)
 
@@ -104,3 +104,15 @@ def make_decision(request_id: str = "", **fields: Any) -> Decision:
     }
     request_id = request_id or f"req-{next(_numbers)}"
     return Decision.objects.create(request_id=request_id, **(defaults | fields))
+
+
+def make_capture(key: ApiKey, request_id: str, **fields: Any) -> Capture:
+    """A captured request of ``key``, kept for a week."""
+    now = timezone.now()
+    defaults: dict[str, Any] = {
+        "at": now,
+        "delete_at": now + timedelta(days=7),
+        "request": b'{"model": "m"}',
+        "request_bytes": 14,
+    }
+    return Capture.objects.create(request_id=request_id, key_id=key.pk, **(defaults | fields))

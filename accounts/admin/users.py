@@ -31,7 +31,14 @@ class QuotaInline(StackedInline):  # type: ignore[misc]
 
 class ApiKeyInline(TabularInline):  # type: ignore[misc]
     model = ApiKey
-    fields = readonly_fields = ("name", "prefix", "enabled", "expires_at", "created_at")
+    fields = readonly_fields = (
+        "name",
+        "prefix",
+        "enabled",
+        "expires_at",
+        "capture_until",
+        "created_at",
+    )
     extra = 0
     can_delete = False
     show_change_link = True

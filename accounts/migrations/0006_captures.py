@@ -48,6 +48,6 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='apikey',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('capture_days__isnull', True), ('capture_until__isnull', True)), models.Q(('capture_until__isnull', False), ('capture_days__gte', 1), ('capture_days__lte', 90), models.Q(('capture_reason', ''), _negated=True)), _connector='OR'), name='key_capture_is_bounded_and_has_a_reason'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('capture_days__isnull', True), ('capture_until__isnull', True)), models.Q(('capture_days__isnull', False), ('capture_until__isnull', False), ('capture_days__gte', 1), ('capture_days__lte', 90), models.Q(('capture_reason', ''), _negated=True)), _connector='OR'), name='key_capture_is_bounded_and_has_a_reason'),
         ),
     ]

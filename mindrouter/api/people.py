@@ -13,6 +13,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from accounts.captures import delete_captures
 from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, Role, User
 from mindrouter.api.fields import REASON, TextField
 from mindrouter.api.listing import query_class
@@ -142,7 +143,7 @@ class ApiKeyViewSet(HistoryMixin, RowViewSet[ApiKey]):
     model = ApiKey
     serializer_class = ApiKeySerializer
     queryset = ApiKey.objects.select_related("user", "use").order_by("user__username", "name")
-    permissions: ClassVar = {"rotate": "change", "revoke": "change"}
+    permissions: ClassVar = {"rotate": "change", "revoke": "change", "captures": "change"}
     query = query_class(
         "ApiKey",
         orders=("name", "user__username", "created_at", "expires_at"),
@@ -184,6 +185,13 @@ class ApiKeyViewSet(HistoryMixin, RowViewSet[ApiKey]):
         row.previous_sha256 = row.previous_until = None
         _save(row, "key revoked", "enabled", "previous_sha256", "previous_until")
         return Response(ApiKeySerializer(row).data)
+
+    @extend_schema(request=None, responses={204: None})
+    @action(detail=True, methods=["delete"])
+    def captures(self, request: Request, pk: int) -> Response:
+        """Delete all that was captured of this key's prompts, now."""
+        delete_captures(self.get_object())
+        return Response(status=204)
 
 
 def _save(row: ApiKey, reason: str, *names: str) -> None:

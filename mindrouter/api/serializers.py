@@ -189,6 +189,7 @@ class ApiKeySerializer(RowSerializer[ApiKey]):
             "allowed_models",
             "allowed_apis",
             *LIMITS,
+            *ApiKey.CAPTURE,
             "created_at",
             "previous_until",
             "last_used_at",
@@ -207,6 +208,8 @@ class ApiKeySerializer(RowSerializer[ApiKey]):
 
     def _with(self, attrs: dict[str, Any]) -> ApiKey:
         row = super()._with(attrs)
+        if row.capture_until is None and "capture_until" in attrs:
+            row.stop_capture()
         if not row.pk:
             self.secret = ApiKey.generate()
             row.set_key(self.secret)

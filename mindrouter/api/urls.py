@@ -11,6 +11,7 @@ from rest_framework.routers import SimpleRouter
 
 from mindrouter.api import cluster, people, reports, usage
 from mindrouter.api.advice import AdviceView
+from mindrouter.api.captures import CaptureViewSet
 from mindrouter.api.docs import Docs
 from mindrouter.api.queue import QueueViewSet
 from mindrouter.api.shares import SharesView
@@ -41,6 +42,7 @@ router.register("backend-models", cluster.BackendModelViewSet, "api-backend-mode
 router.register("nodes", cluster.NodeViewSet, "api-node")
 router.register("aliases", cluster.AliasViewSet, "api-alias")
 router.register("model-strategies", cluster.ModelStrategyViewSet, "api-model-strategy")
+router.register("captures", CaptureViewSet, "api-capture")
 router.register("queue", QueueViewSet, "api-queue")
 
 urlpatterns = [

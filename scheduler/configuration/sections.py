@@ -86,6 +86,7 @@ SECTIONS = (
             "allowed_models",
             "allowed_apis",
             *LIMITS,
+            *ApiKey.CAPTURE,
         ),
         references={"user": "users"},
         secrets=("key",),

@@ -23,6 +23,7 @@ from django.views.decorators.http import (
 )
 from unfold.forms import AuthenticationForm as ThemedForm
 
+from accounts.captures import captured_keys
 from accounts.forms import OwnKeyForm, OwnPasswordForm
 from accounts.models import ApiKey, User
 from backends.models import Backend
@@ -105,6 +106,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     user = _user(request)
     context = {
         **_frame(request, "My share"),
+        **_captured(user),
         **_live(user),
         "waits": account.waits_of(user),
         "totals": account.totals_of(user),
@@ -149,6 +151,7 @@ def keys(request: HttpRequest) -> HttpResponse:
         return answer
     context = {
         **_frame(request, "My keys"),
+        **_captured(user),
         "form": form,
         "keys": ApiKey.objects.filter(user=user).select_related("use").order_by("-enabled", "name"),
     }
@@ -189,6 +192,7 @@ def requests(request: HttpRequest) -> HttpResponse:
     query = {"outcome": outcome, "before": page[-1].arrived_at.isoformat() if has_more else ""}
     context = {
         **_frame(request, "My requests"),
+        **_captured(_user(request)),
         "rows": [(one, explain.sentence(services.case_of(one, names))) for one in page],
         "outcome": outcome,
         "outcomes": Outcome.values,
@@ -240,6 +244,11 @@ def _frame(request: HttpRequest, title: str) -> dict[str, Any]:
         "sidebar_navigation": admin.site.get_sidebar_list(request),  # type: ignore[attr-defined]
         "sidebar_show_search": _user(request).is_staff,  # it searches the admin
     }
+
+
+def _captured(user: User) -> dict[str, Any]:
+    """What the owner is told of keys whose prompts are stored."""
+    return {"captured_keys": captured_keys().filter(user=user).select_related("user")}
 
 
 def _user(request: HttpRequest) -> User:

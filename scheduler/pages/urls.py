@@ -43,4 +43,5 @@ urlpatterns = [
     path("history/<str:kind>/<int:history_id>/", view(history.revert), name="history_revert"),
     path("decisions/", view(decisions.decisions), name="decisions"),
     path("decisions/<str:request_id>/", view(decisions.decision), name="decision"),
+    path("decisions/<str:request_id>/prompt/", view(decisions.prompt), name="decision_prompt"),
 ]

@@ -15,8 +15,22 @@ from django.utils import timezone
 
 from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, Role, User, hash_key
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
-from scheduler.models import ConfigurationVersion, Decision, ModelPrice, SiteSettings, WhatIf
-from tests.factories import make_admin, make_api_key, make_boost, make_decision, make_user
+from scheduler.models import (
+    Capture,
+    ConfigurationVersion,
+    Decision,
+    ModelPrice,
+    SiteSettings,
+    WhatIf,
+)
+from tests.factories import (
+    make_admin,
+    make_api_key,
+    make_boost,
+    make_capture,
+    make_decision,
+    make_user,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -71,15 +85,17 @@ def _rows() -> None:
     ModelStrategy.objects.create(pk=PK, model_name="m")
     SiteSettings.objects.create(pk=1)
     make_decision("req-1", pk=PK, user="grace", user_id=PK)
+    make_capture(ApiKey.objects.get(pk=PK), "req-1", pk=PK)
     now = timezone.now()
     WhatIf.objects.create(pk=PK, since=now, until=now)
 
 
 def state() -> tuple[Any, ...]:
     """What would tell that something was changed."""
-    rows = (Decision, WhatIf, ApiKey, User, Boost)
+    rows = (Decision, WhatIf, ApiKey, User, Boost, Capture)
     version = ConfigurationVersion.objects.get(pk=1).version
-    return version, *(model.objects.count() for model in rows)
+    noted = ApiKey.history.count()  # type: ignore[attr-defined]
+    return version, noted, *(model.objects.count() for model in rows)
 
 
 def answers(client: Client, addresses: list[str], methods: tuple[str, ...]) -> dict[str, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from accounts.models import ApiKey, hash_key
 from tests.factories import make_api_key, make_user
@@ -44,6 +45,7 @@ def test_json_carries_the_new_key_and_the_list_does_not() -> None:
         "enabled": True,
         "expires_at": None,
         "may_name_end_user": False,
+        "capture_until": None,
     }
     assert made == described | {"key": made["key"]}
     assert json.loads(key("list", "--json")) == [described]
@@ -56,6 +58,16 @@ def test_a_revoked_key_stays_listed_and_is_refused() -> None:
     )
     assert not ApiKey.objects.get().enabled
     assert key("list") == f"ada  laptop  {secret[:9]}…  revoked\n"
+
+
+def test_the_list_says_whose_prompts_are_captured() -> None:
+    secret = make_api_key(make_user("ada"), name="laptop")
+    until = timezone.now() + timedelta(hours=1)
+    ApiKey.objects.update(capture_until=until, capture_reason="a bug", capture_days=7)
+    told = f"prompts captured until {until.isoformat()}"
+    assert key("list") == f"ada  laptop  {secret[:9]}…  enabled, {told}\n"
+    ApiKey.objects.update(capture_until=timezone.now())
+    assert key("list") == f"ada  laptop  {secret[:9]}…  enabled\n"
 
 
 def test_the_list_can_be_of_one_user() -> None:

@@ -60,6 +60,9 @@ MANAGE = [
     ("PATCH", "settings"),
     ("POST", f"api-keys/{NONE}/rotate"),
     ("POST", f"api-keys/{NONE}/revoke"),
+    ("DELETE", f"api-keys/{NONE}/captures"),
+    ("GET", "captures"),
+    ("GET", f"captures/{NONE}"),
 ]
 CALLS = {"read": READ, "operate": OPERATE, "manage": MANAGE}
 
@@ -110,6 +113,6 @@ def test_the_table_knows_every_operation() -> None:
         (method, path.replace(NONE, "{id}").replace("req-1", "{request_id}"))
         for method, path in READ + OPERATE + MANAGE
     }
-    known |= {("DELETE", "queue/{request_id}")}
+    known |= {("DELETE", "queue/{request_id}"), ("GET", "captures/{request_id}")}
     missing = {one for one in described - known if not one[1].endswith("/history")}
     assert missing == set()

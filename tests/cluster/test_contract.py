@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from accounts.limits import Holder
-from accounts.models import User
+from accounts.models import ApiKey, User
 from scheduler.bus.gateway import RemoteRuntime
 from scheduler.bus.leader import SchedulerProcess
+from scheduler.captures import CAPTURES, Captured
 from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.jobs import Job, Needs, Usage
 from scheduler.runtime import Runtime
 from scheduler.serving import Claim, Serving
-from tests.factories import make_backend, make_group, make_quota, make_user
+from tests.factories import make_api_key, make_backend, make_group, make_quota, make_user
 from tests.running import until
 
 _numbers = count(1)
@@ -278,3 +281,36 @@ async def test_limits_hold_and_are_told_of(both: Both) -> None:
     assert (too_dear.value.reason, too_dear.value.hopeless) == ("quota_exceeded", True)
     [use] = await both.ask("limits_of", [ada])
     assert (use.running, use.budget_reserved, use.budget_used) == (0, 0, 150)
+
+
+async def test_a_gateway_learns_that_a_key_is_captured_and_writes_what_it_is_given(
+    both: Both, settings: Any
+) -> None:
+    def switch() -> int:
+        try:
+            make_api_key(User.objects.get(username="ada"))
+            key = ApiKey.objects.get()
+            key.capture_until = timezone.now() + timedelta(hours=1)
+            key.capture_reason, key.capture_days = "a bug", 7
+            key.save()
+            return key.pk
+        finally:
+            connection.close()
+
+    pk = await asyncio.to_thread(switch)
+    serving, folder = both.serving, settings.SPOOL_DIR / CAPTURES
+    await until(lambda: any(key.capturing for key in serving.snapshot.keys.values()), 60.0)
+    now = time.time()
+    serving.captures.put(
+        Captured(
+            request_id="r1",
+            key_id=pk,
+            at=now,
+            delete_at=now + 60.0,
+            request=b"canary",
+            request_bytes=6,
+            answer=b"",
+            answer_bytes=0,
+        )
+    )
+    await until(lambda: bool(list(folder.glob("*.sealed"))), 60.0)

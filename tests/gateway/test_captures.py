@@ -17,7 +17,7 @@ from mindrouter.gateway.protocol import GatewayProtocol
 from scheduler import captures
 from scheduler.captures import CAPTURES, load_captures
 from scheduler.models import Capture
-from tests.gateway.test_secrets import lines, stored, written  # noqa: F401  the fixture too
+from tests.gateway.test_secrets import lines, shown, stored, written  # noqa: F401  the fixture too
 from tests.running import RunningRouter, body, until
 from tests.stubs.openai_stub import Call, OpenAIStub
 
@@ -145,7 +145,9 @@ async def test_what_was_captured_is_read_nowhere_without_the_encryption_key(
     spooled = written(tmp_path)
     assert len(await found(router)) == 2
     assert not list((router._spool / CAPTURES).iterdir())
-    places = spooled + "\n".join(lines).encode() + await router.ask(stored)
+    await router.records()
+    pages = await router.ask(shown)
+    places = spooled + "\n".join(lines).encode() + await router.ask(stored) + pages
     assert PROMPT.encode() not in places
     assert ANSWER.encode() not in places
 

@@ -154,7 +154,7 @@ def test_the_share_is_shown_with_its_reasons(own, ada, monkeypatch):
 
 def test_the_page_takes_as_many_queries_whatever_there_is(own, ada, django_assert_num_queries):
     make_backend(models=("m",))
-    with django_assert_num_queries(23) as few:
+    with django_assert_num_queries(24) as few:
         own.get("/account/")
     for number in range(30):
         make_user(group=make_group())
@@ -285,7 +285,7 @@ def test_a_list_of_requests_takes_few_queries(own, ada, django_assert_num_querie
         make_decision(
             f"r-{number}", user="ada", user_id=ada.pk, candidate_backends=[backend.pk, 77]
         )
-    with django_assert_num_queries(4):  # session, user, requests, names of backends
+    with django_assert_num_queries(5):  # session, user, captured keys, requests, backends
         own.get("/account/requests/")
 
 

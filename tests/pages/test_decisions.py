@@ -197,7 +197,7 @@ def test_the_short_address_leads_to_the_log_with_its_filters(admin_client):
 
 def test_the_page_of_a_decision_explains_it(admin_client, django_assert_max_num_queries):
     full_decision()
-    with django_assert_max_num_queries(5):
+    with django_assert_max_num_queries(7):
         page = told(admin_client.get("/admin/decisions/req-full/"))
     for text in (
         "Waited 12.4 s because all backends with llama3:70b were full; "

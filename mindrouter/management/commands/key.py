@@ -13,6 +13,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
 
 from accounts.models import ApiKey, User
 from mindrouter.cli.command import add_site
@@ -108,6 +109,8 @@ class Command(BaseCommand):
                 state = "enabled" if one["enabled"] else "revoked"
                 expiry = f", expires {one['expires_at']}" if one["expires_at"] else ""
                 line = f"{one['user']}  {one['name']}  {one['prefix']}…  {state}{expiry}"
+                if one["capture_until"] and _time(one["capture_until"]) > timezone.now():
+                    line += f", prompts captured until {one['capture_until']}"
                 self.stdout.write(line)
         elif "key" in found:
             self.stdout.write(found["key"])
@@ -145,10 +148,19 @@ def _described(row: ApiKey) -> dict[str, Any]:
         "enabled": row.enabled,
         "expires_at": row.expires_at.isoformat() if row.expires_at else None,
         "may_name_end_user": row.may_name_end_user,
+        "capture_until": row.capture_until.isoformat() if row.capture_until else None,
     }
 
 
-_SHOWN = ("user", "name", "prefix", "enabled", "expires_at", "may_name_end_user")
+_SHOWN = (
+    "user",
+    "name",
+    "prefix",
+    "enabled",
+    "expires_at",
+    "may_name_end_user",
+    "capture_until",
+)
 
 
 def _remote(api: Management, options: dict[str, Any]) -> Any:
