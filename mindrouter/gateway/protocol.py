@@ -145,15 +145,18 @@ class GatewayProtocol(HttpToolsProtocol):
         The parser takes what follows such a head for another protocol's bytes. Java's HTTP client
         offers HTTP/2 with each first request, and the body would be lost.
         """
-        method = self.parser.get_method()
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
             self._refuse(b"405 Method Not Allowed", b"This is not a proxy.")
             return
         kept = [
             name + b": " + value for name, value in self.headers if name not in _UPGRADE_HEADERS
         ]
+        if not self.parser.should_keep_alive():
+            kept.append(b"connection: close")
         self.parser = httptools.HttpRequestParser(self)
-        self._parse(b"\r\n".join([method + b" " + self.url + b" HTTP/1.1", *kept, b"", rest]))
+        first = b"%b %b HTTP/%b" % (method, self.url, version)
+        self._parse(b"\r\n".join([first, *kept, b"", rest]))
 
     # ---- the parser
 
@@ -185,10 +188,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = False
         self._due = math.inf
         self._overhead_bytes = 0
+        self._check_head()
         if self._offers_another_protocol():
             self._in_head = True  # it comes again
             return
-        self._check_head()
         path = unquote(httptools.parse_url(self.url).path.decode("ascii"))
         if is_gateways(path) and not self.parser.should_upgrade():
             self._ask_gateway(path)

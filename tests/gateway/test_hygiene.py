@@ -64,6 +64,12 @@ AMBIGUOUS: dict[str, bytes] = {
     "a name with a bracket": post("X[A]: b"),
     "no version": b"GET /healthz\r\nHost: x\r\n\r\n",
     "HTTP/0.9": b"GET /healthz\r\n\r\n",
+    "no version, but an offer of HTTP/2": (
+        b"POST /healthz\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    ),
+    "no Host, but an offer of HTTP/2": (
+        b"POST /healthz HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    ),
     "HTTP/2's opening": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40),
 }

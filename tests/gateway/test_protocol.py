@@ -222,6 +222,18 @@ async def test_an_offer_of_http_2_does_not_lose_the_body(
     assert len(stub.calls) == 3
 
 
+async def test_a_connection_ends_as_asked_for_whatever_else_is_offered(
+    router: RunningRouter,
+) -> None:
+    offer = b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    for first in (b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"GET /healthz HTTP/1.0\r\n"):
+        async with await router.raw() as client:
+            client.writer.write(first + offer)
+            answer = await client.to_end(within=60)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in answer
+
+
 async def test_the_router_is_no_proxy(router: RunningRouter) -> None:
     async with await router.raw() as client:
         client.writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n")
