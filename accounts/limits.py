@@ -41,7 +41,7 @@ class Holder(NamedTuple):
 class LimitSet:
     """The limits of one holder. None: no limit; 0: nothing.
 
-    A set in shadow refuses nothing and tells what it would have refused.
+    Those in ``shadow``, by their names, refuse nothing and tell what they would have refused.
     """
 
     requests_per_minute: int | None = None
@@ -50,7 +50,7 @@ class LimitSet:
     token_budget: int | None = None
     budget_period: Period = "day"
     max_queued: int | None = None
-    shadow: bool = False
+    shadow: frozenset[str] = frozenset()
 
     @property
     def is_empty(self) -> bool:
@@ -404,7 +404,7 @@ class Hold:
                 full = Refusal(
                     "queue_full", "max_queued", meter.holder, bound, meter.waiting, 1.0, 1.0, None
                 )
-                if not meter.limits.shadow:
+                if "max_queued" not in meter.limits.shadow:
                     return full
                 self.shadowed += (full,)
         self.queued = True
@@ -556,8 +556,8 @@ class Ledger:
         shadowed: list[Refusal] = []
         for meter in meters:
             meter.advance(now, wall)
-            told = shadowed if meter.limits.shadow else refused
-            told += meter.refusals(estimate, now, wall)
+            for one in meter.refusals(estimate, now, wall):
+                (shadowed if one.limit in meter.limits.shadow else refused).append(one)
         if refused:
             worst = max(refused, key=_lasts)
             self.refused[worst.limit] += 1

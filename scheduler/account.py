@@ -203,7 +203,12 @@ def _stored(known: Snapshot, whose: Mapping[tuple[str, Any], str]) -> Iterator[L
         for name in (*_LIMIT_NAMES, "token_budget"):
             value = getattr(limits, name)
             if value is not None:
-                yield LimitLeft(name=_LIMIT_NAMES.get(name, budget), limit=value, whose=title)
+                yield LimitLeft(
+                    name=_LIMIT_NAMES.get(name, budget),
+                    limit=value,
+                    whose=title,
+                    refuses=name not in limits.shadow,
+                )
 
 
 # ---- waits

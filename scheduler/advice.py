@@ -405,8 +405,8 @@ def _idle_limits(limits: LimitSet) -> Iterator[str]:
 def limit_that_allows_nothing(site: Site) -> Iterator[Advice]:
     names = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "token_budget")
     for holder, limits in site.limits.items():
-        zero = [name for name in names if getattr(limits, name) == 0]
-        if zero and holder in site.limit_rows and not limits.shadow:
+        zero = [name for name in names if getattr(limits, name) == 0 and name not in limits.shadow]
+        if zero and holder in site.limit_rows:
             subject, kind, row = site.limit_rows[holder]
             yield Advice(
                 rule="limit_that_allows_nothing",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -55,7 +56,7 @@ def load_limits(models: Mapping[str, ModelSpec]) -> dict[Holder, LimitSet]:
     for user_id, group_id in users:
         quota = quotas.get(user_id)
         if quota is not None:
-            _add(found, Holder("user", user_id), _limit_set(quota, by_group.get(group_id or 0)))
+            _add(found, Holder("user", user_id), _of_quota(quota, by_group.get(group_id or 0)))
         elif group_id in shared:
             _add(found, Holder("user", user_id), shared[group_id])
     for key in ApiKey.objects.filter(enabled=True, user__is_active=True):
@@ -77,25 +78,55 @@ def _add(found: dict[Holder, LimitSet], holder: Holder, limits: LimitSet) -> Non
 
 
 def _limit_set(*holders: Limits | None, queue: bool = False) -> LimitSet:
-    """The first holder's values, and the next one's where it has none."""
+    """The first holder's values, and the next one's where it has none; each is in shadow where the
+    holder that has it is."""
     values = {name: first_given(name, holders) for name in _LIMITED}
-    if queue:  # of users and groups the scheduler itself keeps it
+    shadow = {name for name in _LIMITED if _is_in_shadow(name, holders)}
+    if queue:
         values["max_queued"] = first_given("max_queued", holders)
+        shadow |= {"max_queued"} if _is_in_shadow("max_queued", holders) else set()
     values["budget_period"] = values["budget_period"] or "day"
-    return LimitSet(**values, shadow=any(one is not None and one.limits_shadow for one in holders))
+    return LimitSet(**values, shadow=frozenset(shadow))
+
+
+def _of_quota(quota: Quota, group: Group | None) -> LimitSet:
+    """The scheduler itself keeps the bound of a user's waiting requests, unless it is in shadow."""
+    limits = _limit_set(quota, group)
+    if not quota.limits_shadow:
+        return limits
+    return replace(limits, max_queued=quota.max_queued, shadow=limits.shadow | {"max_queued"})
 
 
 def _of_group(group: Group) -> LimitSet:
-    """Of all its members together."""
+    """Of all its members together. The bound of those that wait is here only in shadow."""
     values = {name: getattr(group, f"total_{name}") for name in _LIMITED}
     values["budget_period"] = values["budget_period"] or "day"
-    return LimitSet(**values, shadow=group.limits_shadow)
+    if not group.limits_shadow:
+        return LimitSet(**values)
+    return LimitSet(
+        **values, max_queued=group.max_queued, shadow=frozenset({*_LIMITED, "max_queued"})
+    )
 
 
-def first_given(name: str, holders: Iterable[Any]) -> Any:
+def first_given(name: str, holders: Iterable[Limits | None]) -> Any:
     """The value of the first holder that has one. 0 is a value."""
-    values = (getattr(holder, name, None) for holder in holders)
-    return next((value for value in values if value is not None), None)
+    return getattr(_first_with(name, holders), name, None)
+
+
+def in_force(name: str, holders: Iterable[Limits | None]) -> Any:
+    """The same; None where it is in shadow, as its holder is."""
+    holder = _first_with(name, holders)
+    return None if holder is None or holder.limits_shadow else getattr(holder, name)
+
+
+def _is_in_shadow(name: str, holders: Iterable[Limits | None]) -> bool:
+    holder = _first_with(name, holders)
+    return holder is not None and holder.limits_shadow
+
+
+def _first_with(name: str, holders: Iterable[Limits | None]) -> Limits | None:
+    given = (one for one in holders if one is not None and getattr(one, name) is not None)
+    return next(given, None)
 
 
 # ---- what is used

@@ -79,7 +79,7 @@ def described(use: Use) -> list[dict[str, Any]]:
             "resets_at": iso(use.budget_resets_at, site_zone())
             if name == "token_budget" and use.budget_resets_at is not None
             else None,
-            "shadow": limits.shadow,
+            "shadow": name in limits.shadow,
         }
         for name, value, used, reserved in found
         if value is not None

@@ -21,7 +21,7 @@ from accounts.models import ApiKey, Boost, ModelLimits, User
 from backends.catalog import effective_engine, models_by_name, polled
 from backends.models import Alias, Backend, BackendStatus, ModelStrategy
 from backends.upstream import Origin
-from scheduler.budgets import first_given, load_limits, model_holder
+from scheduler.budgets import first_given, in_force, load_limits, model_holder
 from scheduler.core.boosts import TimedFactor, boosted
 from scheduler.core.jobs import (
     CAPABILITIES,
@@ -286,7 +286,6 @@ def _user_spec(user: User) -> UserSpec:
     group = user.group
     quota = getattr(user, "quota", None)
     holders = (quota, group)
-    shadow = any(one is not None and one.limits_shadow for one in holders)
     override = quota.weight_override if quota else None
     group_weight = group.scheduler_weight if group else None
 
@@ -307,9 +306,9 @@ def _user_spec(user: User) -> UserSpec:
         group_name=group.name if group else None,
         weight=weight(override),
         group_weight=weight(None),
-        max_concurrent=None if shadow else first_given("max_concurrent", holders),
-        max_queued=quota.max_queued if quota else None,
-        group_max_queued=group.max_queued if group else None,
+        max_concurrent=in_force("max_concurrent", holders),
+        max_queued=in_force("max_queued", [quota]),
+        group_max_queued=in_force("max_queued", [group]),
         max_wait_seconds=first_given("max_wait", holders),
     )
 

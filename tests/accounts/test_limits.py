@@ -25,6 +25,7 @@ from accounts.limits import (
 
 ADA, EVE, KEY = Holder("user", 1), Holder("user", 2), Holder("key", 7)
 GROUP, MODEL = Holder("group", 3), Holder("model", "m")
+BOTH = frozenset({"requests_per_minute", "max_concurrent"})
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -224,12 +225,33 @@ def test_of_several_limits_the_one_that_lasts_longest_is_told() -> None:
 
 def test_shadow_refuses_nothing_and_tells_all() -> None:
     ledger = ledger_of({
-        ADA: LimitSet(requests_per_minute=0, max_concurrent=0, shadow=True),
+        ADA: LimitSet(requests_per_minute=0, max_concurrent=0, shadow=BOTH),
         GROUP: LimitSet(max_concurrent=9),
     })  # fmt: skip
     answer = ledger.admit("a", [ADA, GROUP], 1, 0.0, NOON)
     assert isinstance(answer, Hold)
     assert [one.limit for one in answer.shadowed] == ["requests_per_minute", "max_concurrent"]
+
+
+def test_a_limit_in_shadow_lets_none_pass_that_another_refuses() -> None:
+    ledger = ledger_of({
+        ADA: LimitSet(requests_per_minute=0, max_concurrent=1, shadow=BOTH - {"max_concurrent"}),
+        GROUP: LimitSet(max_concurrent=0, shadow=BOTH),
+    })  # fmt: skip
+    first = ledger.admit("a", [ADA, GROUP], 1, 0.0, NOON)
+    assert isinstance(first, Hold)
+    assert [one.limit for one in first.shadowed] == ["requests_per_minute", "max_concurrent"]
+    second = ledger.admit("b", [ADA, GROUP], 1, 0.0, NOON)
+    assert isinstance(second, Refusal)
+    assert (second.holder, second.limit) == (ADA, "max_concurrent")
+
+
+def test_a_queue_bound_in_shadow_lets_wait_and_tells() -> None:
+    ledger = ledger_of({ADA: LimitSet(max_queued=0, shadow=frozenset({"max_queued"}))})
+    hold = ledger.admit("a", [ADA], 1, 0.0, NOON)
+    assert isinstance(hold, Hold)
+    assert hold.wait() is None
+    assert [one.limit for one in hold.shadowed] == ["max_queued"]
 
 
 # ---- periods

@@ -18,7 +18,7 @@ class Running:
     """A scheduler under which everybody has used 30 of 100 tokens."""
 
     def limits_of(self, holders: list[Holder]) -> list[Use]:
-        limits = LimitSet(token_budget=100, shadow=True)
+        limits = LimitSet(token_budget=100, shadow=frozenset({"token_budget"}))
         return [Use(one, limits, 0, 0, None, None, 30.0, 20.0, 1780000000.0) for one in holders]
 
 
