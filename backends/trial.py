@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from audit.models import Deed
 from backends.catalog import effective_engine, models_by_name
 from backends.engines.replies import Question, Reply, mapping, mappings, number
 from backends.fetch import UnansweredError, ask, new_client
@@ -70,6 +71,7 @@ def _purpose(spec: ModelSpec) -> str:
 def try_backend(backend: Backend, model_name: str, prompt: str = PROMPT) -> Trial:
     """Ask one model of a backend. Raises nothing for what the server does."""
     purpose = offered_models(backend).get(model_name, "")
+    _note(backend, model_name)
     found: Trial = run(_try, backend.name, target_of(backend), model_name, purpose, prompt)
     return found
 
@@ -80,9 +82,14 @@ def try_first_models(backends: Iterable[Backend]) -> list[Trial]:
     for backend in backends:
         models = offered_models(backend)
         name = next(iter(models), "")
+        _note(backend, name)
         asked.append((backend.name, target_of(backend), name, models.get(name, ""), PROMPT))
     found: list[Trial] = run(_try_all, asked)
     return found
+
+
+def _note(backend: Backend, model_name: str) -> None:
+    Deed.note(f"backend {backend.name}, model {model_name or 'none'}", "tested")
 
 
 async def _try_all(asked: Sequence[tuple[str, Target, str, str, str]]) -> list[Trial]:

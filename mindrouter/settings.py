@@ -162,6 +162,7 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "axes",
     "simple_history",
+    "audit.apps.AuditConfig",
     "accounts.apps.AccountsConfig",
     "backends.apps.BackendsConfig",
     "scheduler.apps.SchedulerConfig",

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from accounts.forms import weight_text
 from accounts.models import ApiKey, Boost, Group, ModelLimits, Quota, User
+from audit.models import Deed
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
 from scheduler.models import ModelPrice, SiteSettings
 
@@ -34,10 +35,12 @@ TRACKED: Mapping[str, tuple[type[models.Model], str]] = {
     "price": (ModelPrice, "model_name"),
     "strategy": (ModelStrategy, "model_name"),
     "settings": (SiteSettings, ""),
+    "deed": (Deed, "subject"),
 }
 PAGE_ROWS = 50
 _INSTANT = timedelta(microseconds=1)
 NOTHING = "–"
+_ACTIONS = {"+": "made", "~": "changed", "-": "deleted"}
 _WHAT_IF = re.compile(r"What-if (\d{1,18}):")
 _REASON_LENGTH = 100  # of the history's column
 
@@ -149,7 +152,8 @@ def _change(user: Any, kind: str, row: Any, earlier: Any) -> Change:
     model, columns = TRACKED[kind]
     reason = row.history_change_reason or ""
     link = _WHAT_IF.match(reason)
-    action = {"+": "made", "~": "changed", "-": "deleted"}[row.history_type]
+    # A deed is said by what was done; of other rows, what was done to them.
+    action = getattr(row, "action", "") or _ACTIONS[row.history_type]
     values = [
         Value(str(one.verbose_name), _shown(earlier, one), _shown(row, one))
         for one in _changed(row, earlier)

@@ -9,6 +9,7 @@ from typing import Any
 
 from accounts.limits import Holder, Use, iso
 from accounts.models import User
+from audit.models import Deed
 from backends.models import Backend
 from scheduler import serving
 from scheduler.budgets import site_zone
@@ -31,9 +32,15 @@ def queue_picture() -> QueuePicture | None:
 
 
 def evict(request_id: str) -> bool:
-    """Drop a waiting request. False: no such request waits here."""
+    """Drop a waiting request, and note who did. False: no such request waits here.
+
+    Raises: TimeoutError.
+    """
     running = serving.current()
-    return running is not None and running.evict(request_id)
+    if running is None or not running.evict(request_id):
+        return False
+    Deed.note(f"request {request_id}", "removed")
+    return True
 
 
 def limits_of(user: User, key_ids: Iterable[int] = ()) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from accounts.authentication import CANCEL_JOB
 from accounts.models import User
 from mindrouter.api.listing import PageQuery, Pages, read_query
 from mindrouter.api.resources import ResourceView
+from scheduler import services
 from scheduler.core.jobs import Unit
 from scheduler.core.views import QueuedView
 from scheduler.models import Decision
@@ -95,8 +96,9 @@ class QueueViewSet(ResourceView, ViewSet):
 
     def destroy(self, request: Request, request_id: str) -> Response:
         """Remove a waiting request; its client gets an error. One that runs is not removed."""
+        _running()
         try:
-            removed = _running().evict(request_id)
+            removed = services.evict(request_id)
         except TimeoutError:
             raise NoScheduler("The scheduler does not answer.") from None
         if not removed:

@@ -29,7 +29,7 @@ from backends.crypto import EncryptedTextField
 from backends.models import Backend
 
 FORMAT = 1
-_APPS = ("accounts", "backends", "scheduler")
+_APPS = ("accounts", "backends", "scheduler", "audit")
 _LEFT_OUT = {
     "backends.NodeStatus",
     "backends.BackendStatus",

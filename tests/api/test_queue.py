@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from audit.models import Deed
 from tests.factories import make_admin, make_api_key, make_user
 from tests.running import RunningRouter, until
 from tests.stubs.openai_stub import OpenAIStub
@@ -56,6 +57,10 @@ async def test_a_removed_request_is_answered_with_an_error_and_recorded(
     assert (record.request_id, record.reason) == (job["request_id"], "permission_denied")
     assert record.message == "An administrator removed this request from the queue."
     assert (record.dispatched_at, record.charged_tokens) == (None, 0)
+    deed = await full.ask(Deed.history.get)
+    assert (deed.subject, deed.action) == (f"request {record.request_id}", "removed")
+    assert (deed.history_actor, deed.history_address) == ("root", "127.0.0.1")
+    assert deed.history_via.startswith(f"DELETE /api/admin/queue/{record.request_id} with key mr-")
 
 
 async def test_what_does_not_wait_cannot_be_removed(full: RunningRouter) -> None:
@@ -63,6 +68,7 @@ async def test_what_does_not_wait_cannot_be_removed(full: RunningRouter) -> None
     answer = await ask(full, root, "DELETE", "queue/none-such")
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
+    assert not await full.ask(Deed.history.exists)
 
 
 async def test_a_running_request_is_left_alone(

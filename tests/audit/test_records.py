@@ -15,9 +15,11 @@ from django.test import Client
 
 from accounts.erasing import erase
 from accounts.models import ApiKey, Boost, Group, Role, User
+from audit.models import Deed
 from audit.records import Audited
 from audit.triggers import histories, install_append_only, remove_append_only
 from backends.models import Alias, Backend, BackendModel, ModelStrategy, Node
+from backends.trial import Trial
 from scheduler.changes import PAGE_ROWS, TRACKED, every_change
 from scheduler.models import ModelPrice, SiteSettings
 from tests.factories import (
@@ -91,6 +93,28 @@ def test_what_is_done_with_keys_is_recorded_without_the_keys(client: Client) -> 
     assert "mr-" in page
 
 
+def test_what_changes_no_row_is_said_with_who_did_it_from_where(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, backend = make_admin("root"), make_backend("gpu-1", models=("m",))
+    monkeypatch.setattr(
+        "backends.trial.run",
+        lambda *_: Trial(backend="gpu-1", model_name="m", path="/v1", seconds=0.1),
+    )
+    client.force_login(root)
+    client.post(
+        f"/admin/backends/backend/{backend.pk}/test/",
+        {"model": "m", "prompt": "Hi"},
+        REMOTE_ADDR="192.0.2.9",
+    )
+    [told] = [one for one in every_change(root) if one.kind == "deed"]
+    assert (told.what, told.action) == ("backend gpu-1, model m", "tested")
+    assert (told.who, told.address) == ("root", "192.0.2.9")
+    assert told.via == f"POST /admin/backends/backend/{backend.pk}/test/"
+    page = client.get("/admin/history/?kind=deed").content.decode()
+    assert "backend gpu-1, model m" in page
+
+
 def test_who_changed_something_is_still_said_when_the_account_is_deleted(client: Client) -> None:
     root = make_admin("root")
     make_admin("other")
@@ -130,7 +154,8 @@ def one_of_each() -> list[Any]:
     ModelPrice.objects.create(model_name="m", prompt=1, completion=1)
     assert backend.pk
     BackendModel.objects.get().save()
-    models = (Group, User, ApiKey, Boost, Backend, BackendModel, Node, Alias, ModelStrategy)
+    Deed.note("request 1", "removed")
+    models = (Group, User, ApiKey, Boost, Backend, BackendModel, Node, Alias, ModelStrategy, Deed)
     return [*models, SiteSettings, ModelPrice]
 
 

@@ -1,0 +1,8 @@
+"""What is kept of who did what."""
+
+from django.apps import AppConfig
+
+
+class AuditConfig(AppConfig):
+    name = "audit"
+    default_auto_field = "django.db.models.BigAutoField"
