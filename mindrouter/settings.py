@@ -237,8 +237,9 @@ TEMPLATES = [
 # ---- database
 DATABASE_URL = env.str("DATABASE_URL", f"sqlite:///{DATA_DIR / 'db.sqlite3'}")
 DATABASES: dict[str, Any] = {"default": dj_database_url.parse(DATABASE_URL)}
+_options: dict[str, Any] = DATABASES["default"].setdefault("OPTIONS", {})  # sslmode and the like
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    DATABASES["default"]["OPTIONS"] = {
+    _options |= {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
@@ -246,15 +247,13 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # A file: in memory, the threads and processes of a test would not see one database.
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
 else:
-    DATABASES["default"]["OPTIONS"] = {
-        "pool": {
-            "min_size": 0,
-            "max_size": env.int("DATABASE_POOL_SIZE", 8),
-            "timeout": 10,
-            # After that long it starts anew; else the pauses between its attempts double on and
-            # on, and after an outage of a minute it comes back most of a minute late.
-            "reconnect_timeout": 5,
-        }
+    _options["pool"] = {
+        "min_size": 0,
+        "max_size": env.int("DATABASE_POOL_SIZE", 8),
+        "timeout": 10,
+        # After that long it starts anew; else the pauses between its attempts double on and
+        # on, and after an outage of a minute it comes back most of a minute late.
+        "reconnect_timeout": 5,
     }
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True  # no broken connection after an outage
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

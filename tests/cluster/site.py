@@ -1,11 +1,11 @@
-"""A site of several processes: Redis, schedulers and gateways, on one database."""
+"""A site of several processes: PostgreSQL, Redis, schedulers, gateways and a recorder."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -13,14 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 from django.conf import settings
-from django.db import connection
 
-from tests.factories import make_api_key, make_backend, make_group, make_user
 from tests.running import NO_TLS, RawClient
 from tests.scheduler.redis import RedisServer
 
 SLOTS = 40
+POOL_SIZE = 3
+# The budget is there from the start: what was used of a later one is known a poll later.
+CONFIGURATION = """
+groups: [{{name: ada, scheduler_weight: 1, token_budget: 1000000}}]
+users: [{{username: ada, group: ada}}, {{username: root, is_staff: true, is_superuser: true}}]
+api_keys: [{{user: ada, name: a, key: "{key}"}}, {{user: root, name: r, key: "{root}"}}]
+backends:
+  - {{name: a, base_url: "{url}", engine: vllm, max_concurrent: {slots}, max_queue: 1000,
+      models: [{{name: m}}]}}
+"""
 
 
 class Process:
@@ -58,10 +67,14 @@ class Process:
                 "manage.py",
                 *self._command,
                 cwd=settings.BASE_DIR,
-                env=self.site.environment | self._environment,
+                env=self.site.environment | self._environment | self._named_in_the_database(),
                 stdout=log,
                 stderr=log,
             )
+
+    def _named_in_the_database(self) -> dict[str, str]:
+        url = self.site.environment["DATABASE_URL"]
+        return {"DATABASE_URL": f"{url}?application_name={self.name}"}
 
     async def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -125,26 +138,32 @@ class Gateway(Process):
     async def raw(self) -> RawClient:
         return RawClient(*await asyncio.open_connection(self.host, self.port), self.site.key)
 
+    async def administer(self, path: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.site.root}"}
+        return await self.client.get(f"/api/admin/{path}", headers=headers)
+
     async def stats(self) -> Any:
         """The scheduler's figures, or None where it does not answer."""
-        response = await self.client.get(
-            "/api/admin/scheduler/stats", headers={"Authorization": f"Bearer {self.site.root}"}
-        )
+        response = await self.administer("scheduler/stats")
         return response.json() if response.status_code == httpx.codes.OK else None
 
 
 class ClusterSite:
     """The processes; ``key`` is ada's, ``root`` the key of a member of the staff."""
 
-    def __init__(self, folder: Path, redis: RedisServer, key: str, root: str) -> None:
+    key = "mr-" + "a" * 64
+    root = "mr-" + "f" * 64
+
+    def __init__(self, folder: Path, redis: RedisServer, database: str) -> None:
         self.folder = folder
         self.redis = redis
-        self.key = key
-        self.root = root
+        self.database = database
         self.environment = {
             **os.environ,
             "MINDROUTER_DATA": str(folder),
             "REDIS_URL": redis.url,
+            "DATABASE_URL": database,
+            "DATABASE_POOL_SIZE": str(POOL_SIZE),
             "SECRET_KEY": settings.SECRET_KEY,
             "FIELD_ENCRYPTION_KEY": settings.FIELD_ENCRYPTION_KEY,
             "DJANGO_SETTINGS_MODULE": "mindrouter.settings",
@@ -152,6 +171,23 @@ class ClusterSite:
         self.schedulers = [Process(self, f"scheduler{n}", "runscheduler") for n in range(2)]
         self.first = Gateway(self, "gateway")
         self.second = Gateway(self, "workers", "--workers", "2", SERVES="api")
+        self.recorder = Process(self, "recorder", "runrecorder")
+
+    def configure(self, backend_url: str) -> None:
+        """Two users, and at that address the backend "a" with ``SLOTS`` slots."""
+        text = CONFIGURATION.format(key=self.key, root=self.root, url=backend_url, slots=SLOTS)
+        self.manage("apply", "-", given=text)
+
+    def manage(self, *command: str, given: str = "", **environment: str) -> None:
+        subprocess.run(
+            [sys.executable, "manage.py", *command],
+            cwd=settings.BASE_DIR,
+            env=self.environment | environment,
+            input=given,
+            text=True,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     @property
     def gateways(self) -> tuple[Gateway, Gateway]:
@@ -159,13 +195,13 @@ class ClusterSite:
 
     @property
     def processes(self) -> list[Process]:
-        return [*self.schedulers, self.first, self.second]
+        return [*self.schedulers, *self.gateways, self.recorder]
 
     async def start(self) -> None:
         for process in self.processes:
             await process.start()
         for gateway in self.gateways:
-            await until(gateway.serves)
+            await until(gateway.serves, within=240.0)  # seven processes start at once
 
     async def close(self) -> None:
         for gateway in self.gateways:
@@ -195,42 +231,18 @@ class ClusterSite:
         await until(is_idle)
         return found[0]
 
-    def change(self, statement: str, *values: Any) -> None:
+    def change(self, statement: str) -> None:
         """Past Django, as an administrator with SQL would."""
-        with sqlite3.connect(self.folder / "db.sqlite3", timeout=60) as database:
-            database.execute(statement, values)
-        database.close()
+        with psycopg.connect(self.database) as database:
+            database.execute(statement)
+
+    def select(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.database) as database:
+            return database.execute(query).fetchall()
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any], within: float = 60.0) -> None:
     """Ask again and again, since another process tells nobody."""
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(within):
         while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-
-
-def prepare(folder: Path, backend_url: str) -> tuple[str, str]:
-    """A database with a backend of ``SLOTS`` slots and two users, in the folder."""
-    # The budget is there from the start: what was used of a later one is known a poll later.
-    group = make_group("ada", scheduler_weight=1, token_budget=1_000_000)
-    backend = make_backend(
-        "a",
-        models=("m",),
-        base_url=backend_url,
-        engine="vllm",
-        max_concurrent=SLOTS,
-        max_queue=1000,
-    )
-    users = make_user("ada", group=group), make_user("root", is_staff=True)
-    key, root = map(make_api_key, users)
-    with (
-        sqlite3.connect(settings.DATABASES["default"]["NAME"]) as source,
-        sqlite3.connect(folder / "db.sqlite3") as target,
-    ):
-        source.backup(target)
-    source.close()
-    target.close()
-    for row in (*users, backend, group):  # the tests' own database is as it was
-        row.delete()
-    connection.close()
-    return key, root

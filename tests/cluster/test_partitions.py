@@ -1,9 +1,7 @@
 """Hosts in network namespaces, cut off from Redis and joined again: nobody acts beside the leader.
 
-Real processes on hosts of their own, each with one wire to Redis and one to clients and backends.
-As root, on request:
-
-    .venv/bin/python -m pytest -m on_request tests/cluster/test_partitions.py
+Real processes on hosts of their own, each with one wire to Redis and one to clients, backends and
+PostgreSQL. Needs root, as network namespaces do.
 """
 
 from __future__ import annotations
@@ -15,25 +13,24 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from tests.cluster.site import SLOTS, ClusterSite, Gateway, Process, prepare, until
+from tests.cluster.site import SLOTS, ClusterSite, Gateway, Process, until
+from tests.scheduler.postgres import PostgreSQL
 from tests.scheduler.redis import RedisServer
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary
 
 pytestmark = [
-    pytest.mark.on_request,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.django_db,
     pytest.mark.timeout(600),
 ]
 
 HOSTS = ("s1", "s2", "g1", "g2")
-REDIS_NET, FRONT_NET = "10.177.0", "10.178.0"
+#: Others may test on this machine as well.
+REDIS_NET, FRONT_NET = (f"10.{net}.{os.getpid() % 256}" for net in (177, 178))
 
 
 def ip(*arguments: str) -> None:
@@ -131,16 +128,18 @@ async def forwarded(address: str, port: int) -> AsyncIterator[int]:
 class NamespaceSite(ClusterSite):
     """Two schedulers and two gateways, each on a host of its own."""
 
-    def __init__(
-        self, network: Network, folder: Path, redis: RedisServer, key: str, root: str
-    ) -> None:
-        super().__init__(folder, redis, key, root)
+    def __init__(self, network: Network, folder: Path, redis: RedisServer, database: str) -> None:
+        super().__init__(folder, redis, database)
         self.network = network
         self.schedulers = [Process(self, name, "runscheduler") for name in ("s1", "s2")]
         self.first = Gateway(self, "g1", host=network.address("g1"))
         self.second = Gateway(self, "g2", host=network.address("g2"))
         for process in self.processes:
             process.prefix = ("ip", "netns", "exec", network.host(process.name))
+
+    @property
+    def processes(self) -> list[Process]:
+        return [*self.schedulers, *self.gateways]
 
 
 class Held:
@@ -174,21 +173,23 @@ async def stub() -> AsyncIterator[OpenAIStub]:
 async def site(
     network: Network,
     redis: RedisServer,
+    postgresql: PostgreSQL,
     stub: OpenAIStub,
-    django_db_setup: None,
-    django_db_blocker: Any,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[NamespaceSite]:
     folder = tmp_path_factory.mktemp("namespaces")
     async with AsyncExitStack() as stack:
-        backend = await stack.enter_async_context(
-            forwarded(f"{FRONT_NET}.1", int(stub.url.rpartition(":")[2]))
-        )
-        with django_db_blocker.unblock():
-            keys = await asyncio.to_thread(prepare, folder, f"http://{FRONT_NET}.1:{backend}")
+        backend, database = [
+            await stack.enter_async_context(forwarded(f"{FRONT_NET}.1", port))
+            for port in (int(stub.url.rpartition(":")[2]), postgresql.port)
+        ]
         port = await stack.enter_async_context(forwarded(f"{REDIS_NET}.1", redis.port))
-        site = NamespaceSite(network, folder, redis, *keys)
+        site = NamespaceSite(network, folder, redis, postgresql.copy("namespaces"))
+        site.environment["DATABASE_URL"] = site.database.replace(
+            f"127.0.0.1:{postgresql.port}", f"{FRONT_NET}.1:{database}"
+        )
         site.environment["REDIS_URL"] = f"redis://{REDIS_NET}.1:{port}/0"
+        await asyncio.to_thread(site.configure, f"http://{FRONT_NET}.1:{backend}")
         stack.push_async_callback(site.close)
         await site.start()
         yield site

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,17 +14,16 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.cluster.site import SLOTS, ClusterSite, Gateway, Process, prepare, until
+from tests.cluster.site import POOL_SIZE, SLOTS, ClusterSite, Gateway, Process, until
 from tests.running import events
+from tests.scheduler.postgres import PostgreSQL
 from tests.scheduler.redis import RedisServer
 from tests.stubs.openai_stub import Behaviour, Call, OpenAIStub, either, ordinary
 from tests.stubs.scripted import ClientGone
 
-# The database is made only where a test says that it needs it.
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.django_db,
-    pytest.mark.timeout(300),  # the first one starts seven processes
+    pytest.mark.timeout(600),  # the first one starts seven processes
 ]
 
 
@@ -36,16 +36,13 @@ async def stub() -> AsyncIterator[OpenAIStub]:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def site(
     redis: RedisServer,
+    postgresql: PostgreSQL,
     stub: OpenAIStub,
-    django_db_setup: None,
-    django_db_blocker: Any,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[ClusterSite]:
     folder = tmp_path_factory.mktemp("cluster")
-
-    with django_db_blocker.unblock():
-        keys = await asyncio.to_thread(prepare, folder, stub.url)
-    site = ClusterSite(folder, redis, *keys)
+    site = ClusterSite(folder, redis, postgresql.copy("cluster"))
+    await asyncio.to_thread(site.configure, stub.url)
     try:
         await site.start()
         yield site
@@ -53,6 +50,20 @@ async def site(
         await site.close()
 
 
+CONNECTIONS = """
+    SELECT application_name, count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name <> '' GROUP BY application_name
+"""
+STREAMS_OF_WORDS = """
+    SELECT count(*), sum(completion_tokens) FROM (
+        SELECT * FROM scheduler_decision WHERE stream AND outcome = 'completed'
+        ORDER BY arrived_at DESC LIMIT 200
+    ) AS latest
+"""
+NEW_COLUMNS = """
+    SELECT count(*), every(next_count = 7), every(next_note IS NULL) FROM scheduler_decision
+    WHERE outcome = 'completed'
+"""
 #: How long new requests wait for a scheduler, less what a busy machine takes to tell them.
 PATIENCE = timedelta(seconds=2.5)
 
@@ -119,6 +130,30 @@ async def stands_by(scheduler: Process) -> bool:
 async def charged(site: ClusterSite) -> float:
     stats = await site.idle()
     return float(sum(user["recent_tokens"] for user in stats["fair_share"]["user_stats"]))
+
+
+async def test_a_next_release_adds_to_every_table_while_this_one_serves(
+    site: ClusterSite, stub: OpenAIStub
+) -> None:
+    """The tests after this one run on those tables."""
+    over = asyncio.Event()
+    stub.behaviour = streaming_until(over)
+    load = Load(site, streams=20, clients=8)
+    await load.until_answered(50)
+    await asyncio.to_thread(
+        site.manage, "migrate", "-v0", "--skip-checks",
+        DJANGO_SETTINGS_MODULE="tests.cluster.next_release.settings",
+    )  # fmt: skip
+    await load.until_answered(len(load.statuses) + 50)
+    over.set()
+    texts = await load.end()
+    assert load.failures == []
+    assert all(text.endswith("data: [DONE]\n\n") for text in texts)
+
+    async def all_recorded() -> bool:
+        return await asyncio.to_thread(site.select, NEW_COLUMNS) == [(len(stub.calls), True, True)]
+
+    await until(all_recorded)
 
 
 async def test_the_leader_is_killed_and_no_request_fails(
@@ -217,14 +252,14 @@ async def test_a_worker_that_dies_is_started_again(site: ClusterSite) -> None:
 
 
 async def test_a_key_disabled_with_sql_is_refused_by_every_process(site: ClusterSite) -> None:
-    site.change("UPDATE accounts_apikey SET enabled = 0 WHERE user_id != 0")
+    site.change("UPDATE accounts_apikey SET enabled = false")
 
     async def refused() -> bool:
         answers = [await gateway.chat() for gateway in (*site.gateways, site.second)]
         return {answer.status_code for answer in answers} == {401}
 
     await until(refused)
-    site.change("UPDATE accounts_apikey SET enabled = 1 WHERE user_id != 0")
+    site.change("UPDATE accounts_apikey SET enabled = true")
     for gateway in (*site.gateways, site.second):
         await until(gateway.serves)
 
@@ -303,3 +338,34 @@ async def test_over_several_gateways_exactly_the_allowed_number_passes_also_afte
         await until(lambda: stands_by(leader))
     finally:
         site.change("UPDATE groups SET total_requests_per_minute = NULL")
+
+
+async def test_with_200_streams_postgresql_has_no_more_connections_than_the_processes_may(
+    site: ClusterSite, stub: OpenAIStub
+) -> None:
+    """As docs/postgresql.md says; and the recorder has all of them, each once."""
+    await site.idle()
+    over = asyncio.Event()
+    stub.behaviour = streaming_until(over)
+    calls = len(stub.calls)
+    site.change("UPDATE backends_backend SET max_concurrent = 200")
+    streams = [asyncio.create_task(site.gateways[n % 2].stream()) for n in range(200)]
+    await stub.until_calls(calls + 200, 60.0)
+    pages = [asyncio.create_task(site.first.administer("decisions")) for _ in range(20)]
+    most: Counter[str] = Counter()
+    while not all(page.done() for page in pages):
+        most |= Counter(dict(await asyncio.to_thread(site.select, CONNECTIONS)))
+    over.set()
+    texts = await asyncio.gather(*streams)
+    assert all(text.endswith("data: [DONE]\n\n") for text in texts)
+    assert {(await page).status_code for page in pages} == {httpx.codes.OK}
+    assert most["gateway"] >= 1
+    schedulers = {scheduler.name: 2 for scheduler in site.schedulers}
+    assert most <= Counter(gateway=POOL_SIZE, workers=2 * POOL_SIZE, recorder=1, **schedulers)
+
+    words = sum(call.body["said"] for call in stub.calls[calls:])
+
+    async def all_recorded() -> bool:
+        return await asyncio.to_thread(site.select, STREAMS_OF_WORDS) == [(200, words)]
+
+    await until(all_recorded)

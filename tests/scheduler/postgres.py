@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
+from psycopg import sql
+
 USER = "mindrouter"
 
 
@@ -25,7 +28,8 @@ class PostgreSQL:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
-        self.url = f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
+        self._address = f"postgresql://{USER}@127.0.0.1:{self.port}"
+        self.url = f"{self._address}/postgres"
         # The server refuses to run as root.
         self._as_user: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -54,6 +58,14 @@ class PostgreSQL:
             if time.monotonic() > end or self._process.poll() is not None:
                 raise RuntimeError((self._folder / "log").read_text())
             time.sleep(0.05)
+
+    def copy(self, name: str) -> str:
+        """Copy the database of ``url``, which nobody may use meanwhile; returns the copy's URL."""
+        with psycopg.connect(f"{self._address}/template1", autocommit=True) as other:
+            other.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE postgres").format(sql.Identifier(name))
+            )
+        return f"{self._address}/{name}"
 
     def stop(self) -> None:
         """Stop it at once, as a crash would; connections break."""
