@@ -18,10 +18,14 @@ DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
 
-def test_compose_yaml_fits_the_compose_schema() -> None:
+COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_compose_files_fit_the_compose_schema(path: Path) -> None:
     tool = Path(sys.executable).with_name("check-jsonschema")
     done = subprocess.run(
-        [tool, "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml"],
+        [tool, "--builtin-schema", "vendor.compose-spec", path],
         capture_output=True,
         text=True,
         check=False,
@@ -56,9 +60,27 @@ def test_pods_run_as_nobody_and_write_only_where_they_may() -> None:
             assert {"/data", "/tmp"} <= {one["mountPath"] for one in container["volumeMounts"]}
 
 
+def services() -> dict[str, dict[str, Any]]:
+    """The containers of our image in the cluster's compose file."""
+    found = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text())["services"]
+    return {name: one for name, one in found.items() if one["image"] == "mindrouter"}
+
+
+def test_a_cluster_in_containers_has_what_a_cluster_needs_and_each_says_how_it_is() -> None:
+    last_words = {name: " ".join(one["command"]) for name, one in services().items()}
+    for part, count in (("runscheduler", 2), ("rungateway", 1), ("runrecorder", 1), (" beat ", 2)):
+        assert sum(part in words for words in last_words.values()) == count
+    assert services()["gateway"]["volumes"] == services()["recorder"]["volumes"]
+    # The image's own check asks for a port, which only the gateway has.
+    assert [name for name, one in services().items() if "healthcheck" not in one] == ["gateway"]
+    for one in services().values():
+        assert (one["read_only"], one["cap_drop"]) == (True, ["ALL"])
+
+
 def commands() -> list[list[str]]:
     """Of manage.py, in all that is deployed."""
     found = [c["command"][2:] for pod in pods() for c in pod["containers"]]
+    found += [one["command"][2:] for one in services().values() if one["command"][1] != "-m"]
     units = (path.read_text() for path in (DEPLOY / "systemd").glob("*.service"))
     lines = [line for text in units for line in re.findall(r"python (manage\.py .*)", text)]
     found += [line.split()[1:] for line in lines]
