@@ -13,9 +13,10 @@ from django.core.signing import BadSignature, TimestampSigner
 from django.db.models import Model, Q
 from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
-from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
+from rest_framework.exceptions import AuthenticationFailed, PermissionDenied, Throttled
 from rest_framework.request import Request
 
+from accounts.attempts import note_failed_key, subscriber_of, too_many_failed
 from accounts.models import Api, ApiKey, Role, User, hash_key
 
 #: Removing a waiting request; Django has no such permission of its own.
@@ -113,6 +114,13 @@ def management_key(key: str) -> ApiKey:
     return found
 
 
+def check_attempts(subscriber: str) -> None:
+    """A wrong key has come. Raises: Throttled where there were too many."""
+    wait = note_failed_key(subscriber)
+    if wait is not None:
+        raise Throttled(wait, too_many_failed())
+
+
 class ApiKeyAuthentication(BaseAuthentication):
     """``Authorization: Bearer KEY`` on the management API, or a local pass in the key's place."""
 
@@ -120,9 +128,13 @@ class ApiKeyAuthentication(BaseAuthentication):
         scheme, _, key = get_authorization_header(request).decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        if key.startswith(_LOCAL):
-            return _holder_of(key), None
-        found = management_key(key.strip())
+        try:
+            if key.startswith(_LOCAL):
+                return _holder_of(key), None
+            found = management_key(key.strip())
+        except AuthenticationFailed:
+            check_attempts(subscriber_of(request.META.get("REMOTE_ADDR") or ""))
+            raise
         return found.user, found
 
     def authenticate_header(self, request: Request) -> str:

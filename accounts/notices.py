@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from urllib.parse import urlsplit
 
 import httpx
 from django.conf import settings
@@ -36,7 +37,15 @@ def notify(kind: str, subject: str, text: str, users: Iterable[User]) -> None:
     try:
         httpx.post(settings.NOTICE_WEBHOOK, json=told, timeout=WEBHOOK_SECONDS).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        logger.error("The webhook could not be told %r: %s", subject, error)
+        host = urlsplit(settings.NOTICE_WEBHOOK).hostname  # the rest of it may be a secret
+        logger.error("The webhook at %s could not be told %r: %s", host, subject, _why(error))
+
+
+def _why(error: Exception) -> str:
+    """What is known of the failure, without the address."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"it answered {error.response.status_code}"
+    return f"{type(error).__name__} {error}".strip()
 
 
 def managers() -> Iterable[User]:

@@ -5,7 +5,6 @@ Bounded in time and in size; no redirects, no proxies, no cookies, no compressed
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 
 import httpcore
@@ -14,9 +13,6 @@ import httpx
 from backends.dial import look_up
 from backends.engines.replies import Question, Reply
 from backends.tls import tls_context
-
-# One line for each question of each poll is more than any log is for.
-logging.getLogger("httpx").setLevel(logging.WARNING)
 
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 

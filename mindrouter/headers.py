@@ -9,7 +9,7 @@ from csp.middleware import CSPMiddleware
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from mindrouter.gateway.attempts import client_of, is_trusted
+from accounts.attempts import client_of, is_trusted
 
 #: What only a proxy may say.
 _FORWARDED = ("HTTP_X_FORWARDED_FOR", "HTTP_X_FORWARDED_PROTO", "HTTP_X_FORWARDED_HOST")

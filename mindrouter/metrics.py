@@ -25,8 +25,14 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from rest_framework.exceptions import APIException
 
+from accounts.attempts import (
+    address_of,
+    is_among,
+    note_failed_key,
+    source_of,
+    too_many_failed,
+)
 from accounts.authentication import management_key, permissions_of
-from mindrouter.gateway.attempts import is_among, source_of
 from mindrouter.gateway.client import Client
 from mindrouter.gateway.errors import GatewayError
 from scheduler import pulse, standing
@@ -63,7 +69,7 @@ async def tell_metrics(client: Client) -> None:
     try:
         async with asyncio.timeout(SCRAPE_SECONDS):
             if not _comes_from_near(client):
-                await asyncio.to_thread(_check_key, client.header(b"authorization") or "")
+                await asyncio.to_thread(_check_key, *_asked_by(client))
             text, kind = await asyncio.to_thread(
                 _in_the_form_of, client.header(b"accept") or "", current()
             )
@@ -84,7 +90,11 @@ def _comes_from_near(client: Client) -> bool:
     return is_among(source, settings.METRICS_ALLOWED)
 
 
-def _check_key(authorization: str) -> None:
+def _asked_by(client: Client) -> tuple[str, str]:
+    return client.header(b"authorization") or "", address_of(client.peer, client.head.lines)
+
+
+def _check_key(authorization: str, subscriber: str) -> None:
     """Raises: GatewayError unless it is the key of somebody who may read the pages."""
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() != "bearer":
@@ -96,6 +106,11 @@ def _check_key(authorization: str) -> None:
     try:
         user = management_key(key.strip()).user
     except APIException as error:
+        wait = note_failed_key(subscriber)
+        if wait is not None:
+            raise GatewayError(
+                "rate_limit_exceeded", too_many_failed(), retry_after=wait
+            ) from error
         raise GatewayError("invalid_api_key", str(error.detail)) from error
     except DatabaseError as error:
         raise GatewayError(

@@ -489,6 +489,8 @@ LOGGING = {
             "filters": ["request_ids"],
         }
     },
+    # It writes each address that it asks, and those of webhooks may be secrets.
+    "loggers": {"httpx": {"level": "WARNING"}},
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", "INFO")},
 }
 

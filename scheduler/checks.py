@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 import ssl
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -61,6 +62,8 @@ NUMBERS: dict[str, tuple[float, bool]] = {
     "VLLM_MAX_NUM_SEQS": (0, False),
     "VLLM_MAX_QUEUE_DEPTH": (0, False),
 }
+#: As browsers write them; a host may begin with a star, for all below it.
+_ORIGIN = re.compile(r"https?://((\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 CHOICES: dict[str, tuple[str, ...]] = {
     "LOG_FORMAT": ("console", "json"),
     "SERVES": ("all", "api", "pages"),
@@ -201,15 +204,30 @@ def check_encryption_keys(**_: Any) -> list[CheckMessage]:
 
 @register("mindrouter")
 def check_proxies(**_: Any) -> list[CheckMessage]:
-    """mindrouter.E005: a trusted proxy is neither an address nor a network."""
+    """mindrouter.E007: a trusted proxy is neither an address nor a network."""
     problems: list[CheckMessage] = []
     for one in settings.TRUSTED_PROXIES:
         try:
             ipaddress.ip_network(one, strict=False)
         except ValueError:
             hint = "Addresses or networks, comma-separated: 10.0.0.5,fd12::/64."
-            what = f"TRUSTED_PROXIES names {one!r}."
-            problems.append(Error(what, hint=hint, id="mindrouter.E005"))
+            what = f"TRUSTED_PROXIES names {one!r}, which is neither."
+            problems.append(Error(what, hint=hint, id="mindrouter.E007"))
+    return problems
+
+
+@register("mindrouter")
+def check_origins(**_: Any) -> list[CheckMessage]:
+    """mindrouter.E008: an origin whose forms are to be accepted is none, and would match nothing.
+
+    Django's own check asks for the scheme only.
+    """
+    problems: list[CheckMessage] = []
+    for one in settings.CSRF_TRUSTED_ORIGINS:
+        if not _ORIGIN.fullmatch(one):
+            what = f"CSRF_TRUSTED_ORIGINS names {one!r}, which is no origin."
+            hint = "Scheme, host and port alone, comma-separated: https://llm.example.org:8443."
+            problems.append(Error(what, hint=hint, id="mindrouter.E008"))
     return problems
 
 

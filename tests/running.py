@@ -18,9 +18,9 @@ import httpx
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from accounts import attempts
+from accounts.attempts import FailedAttempts
 from accounts.models import Group
-from mindrouter.gateway import consumer
-from mindrouter.gateway.attempts import FailedAttempts
 from mindrouter.gateway.protocol import GatewayProtocol
 from mindrouter.server import configuration
 from scheduler.bus.gateway import RemoteRuntime
@@ -66,7 +66,7 @@ class RunningRouter:
         """``cluster``: a scheduler and a gateway that speak over the Redis of the settings."""
         scheduling = await (SchedulerProcess if cluster else Runtime).start()
         router = cls(await RemoteRuntime.start() if cluster else scheduling, scheduling, spool)
-        consumer._failed = FailedAttempts()  # as in a new process
+        attempts.failed = FailedAttempts()  # as in a new process
         config = configuration("127.0.0.1", 0)
         config.load()
         loop = asyncio.get_running_loop()

@@ -18,9 +18,9 @@ from channels.consumer import AsyncConsumer
 from django.conf import settings
 from django.db import DatabaseError
 
+from accounts.attempts import address_of, note_failed_key, too_many_failed
 from mindrouter import logs
 from mindrouter.gateway import mine, models, traces
-from mindrouter.gateway.attempts import FailedAttempts, address_of
 from mindrouter.gateway.capturing import HEADER, capturing
 from mindrouter.gateway.client import (
     Asgi,
@@ -105,7 +105,6 @@ def _ids() -> Iterator[str]:
 
 _new_id = _ids().__next__
 _starting = asyncio.Lock()
-_failed = FailedAttempts()
 
 
 def serves(path: str) -> bool:
@@ -288,14 +287,9 @@ def authenticate(runtime: Serving, client: Client) -> Key:
         raise GatewayError(
             "no_backend_available", "API keys cannot be checked right now.", retry_after=5
         )
-    limit = int(settings.FAILED_KEYS_PER_MINUTE)
-    wait = _failed.note(address_of(client.peer, head.lines), limit, time.monotonic())
+    wait = note_failed_key(address_of(client.peer, head.lines))
     if wait is not None:
-        raise GatewayError(
-            "rate_limit_exceeded",
-            f"More than {limit} wrong API keys in a minute came from your address.",
-            retry_after=wait,
-        )
+        raise GatewayError("rate_limit_exceeded", too_many_failed(), retry_after=wait)
     raise GatewayError("invalid_api_key", "The API key is unknown, disabled or expired.")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
 from django.utils import timezone
 
+from accounts import attempts
+from accounts.attempts import MINUTE, MOST_ADDRESSES, FailedAttempts, address_of
 from accounts.models import ApiKey, KeyUse
-from mindrouter.gateway import consumer
-from mindrouter.gateway.attempts import MINUTE, MOST_ADDRESSES, FailedAttempts, address_of
+from tests.factories import make_admin, make_api_key
 from tests.running import RunningRouter
 
 WRONG = "mr-" + "0" * 64
@@ -18,7 +20,7 @@ WRONG = "mr-" + "0" * 64
 
 @pytest.fixture(autouse=True)
 def _no_failures_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "_failed", FailedAttempts())
+    monkeypatch.setattr(attempts, "failed", FailedAttempts())
 
 
 @pytest.mark.usefixtures("backend")
@@ -87,6 +89,29 @@ async def test_an_address_with_too_many_wrong_keys_is_told_to_wait_and_right_key
         "/anthropic/v1/messages", json={}, headers={"Authorization": f"Bearer {WRONG}"}
     )
     assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
+
+
+@pytest.mark.usefixtures("backend")
+async def test_wrong_keys_are_counted_together_wherever_they_are_tried(
+    router: RunningRouter, settings: Any
+) -> None:
+    settings.FAILED_KEYS_PER_MINUTE = 3
+    settings.METRICS_ALLOWED = []
+    root = await router.change(lambda: make_api_key(make_admin("root")))
+
+    async def ask(path: str, key: str) -> httpx.Response:
+        return await router.client.get(path, headers={"Authorization": f"Bearer {key}"})
+
+    tried = ("/v1/models", "/api/admin/groups", "/metrics", "/api/admin/queue")
+    answers = [await ask(path, WRONG) for path in tried]
+    assert [one.status_code for one in answers] == [401, 401, 401, 429]
+    for path in tried:
+        answer = await ask(path, WRONG)
+        assert (answer.status_code, "wrong API keys" in answer.text) == (429, True), path
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert (await ask("/api/admin/groups", "local:nobody:1:x")).status_code == 429
+    for path in tried[:3]:
+        assert (await ask(path, root)).status_code == 200
 
 
 def test_failures_are_counted_by_address_and_forgotten_after_a_minute() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from django.conf import settings as loaded_settings
 from django.core.checks import run_checks
 from pytest_django.fixtures import Settings
 
+from scheduler import checks
 from scheduler.checks import NUMBERS
 
 
@@ -94,3 +97,49 @@ def test_lasting_connections_without_a_pool_are_warned_of(
 ) -> None:
     monkeypatch.setattr(loaded_settings, "DATABASES", {"default": database})
     assert ids() == warnings
+
+
+@pytest.mark.parametrize(
+    ("named", "problems"),
+    [
+        (["10.0.0.1", "fd12::/64", "10.1.2.3/8"], 0),
+        (["10.0.0.0/33", "proxy.example.org", ""], 3),
+    ],
+)
+def test_a_trusted_proxy_is_an_address_or_a_network(
+    named: list[str], problems: int, settings: Settings
+) -> None:
+    settings.TRUSTED_PROXIES = named
+    found = run_checks(tags=["mindrouter"])
+    assert [one.id for one in found] == ["mindrouter.E007"] * problems
+    assert all(repr(name) in one.msg for one, name in zip(found, named, strict=False))
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://llm.example.org", "http://localhost:8443", "https://*.example.org",
+               "https://[fd12::1]:8443"],
+)  # fmt: skip
+def test_an_origin_is_scheme_host_and_port(origin: str, settings: Settings) -> None:
+    settings.CSRF_TRUSTED_ORIGINS = [origin]
+    assert ids() == []
+
+
+@pytest.mark.parametrize(
+    "origin", ["llm.example.org", "https://llm.example.org/", "https://a@b", "https://", "*",
+               "https://x/path", "ftp://x", "https://x:y", "HTTPS://X", "https://x https://y"],
+)  # fmt: skip
+def test_what_is_no_origin_is_said_as_it_would_match_nothing(
+    origin: str, settings: Settings
+) -> None:
+    settings.CSRF_TRUSTED_ORIGINS = [origin]
+    [found] = run_checks(tags=["mindrouter"])
+    assert (found.id, found.msg) == (
+        "mindrouter.E008",
+        f"CSRF_TRUSTED_ORIGINS names {origin!r}, which is no origin.",
+    )
+
+
+def test_no_two_checks_have_the_same_number() -> None:
+    text = Path(checks.__file__).read_text()
+    said = re.findall(r'"""mindrouter\.([EW]\d{3}):', text)
+    assert len(said) == len(set(said)) >= 9

@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import httpx
 import pytest
 from django.core import mail
 from django.utils import timezone
 
 from accounts.models import ApiKey, KeyUse
-from accounts.notices import remind_of_expiry
+from accounts.notices import notify, remind_of_expiry
 from scheduler import spending
 from scheduler.budgets import load_used
 from scheduler.models import ModelPrice, UsageHour
@@ -92,6 +93,24 @@ def test_a_webhook_is_told_too(settings: Any, monkeypatch: pytest.MonkeyPatch) -
     assert warn_of_budgets(HOUR.timestamp()) == 1
     [(url, told)] = posted
     assert (url, told["kind"], told["users"]) == ("http://hooks.example/budget", "budget", ["ada"])
+
+
+def not_found(url: str, **_: Any) -> httpx.Response:
+    return httpx.Response(404, request=httpx.Request("POST", url))
+
+
+@pytest.mark.parametrize(
+    ("post", "why"), [(not_found, "it answered 404"), (httpx.post, "ConnectError")]
+)
+def test_a_webhook_that_fails_is_named_by_its_host_alone(
+    post: Any, why: str, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    settings.NOTICE_WEBHOOK = "http://user:secret@127.0.0.1:9/hooks/secret?token=secret"
+    monkeypatch.setattr("accounts.notices.httpx.post", post)
+    notify("budget", "All is used", "", [])
+    [line] = [one.getMessage() for one in caplog.records if one.name == "accounts.notices"]
+    assert line.startswith("The webhook at 127.0.0.1 could not be told 'All is used': " + why)
+    assert "secret" not in caplog.text
 
 
 def test_owners_are_reminded_once_of_each_end_of_a_key() -> None:

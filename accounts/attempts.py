@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import time
 from collections.abc import Iterable, Sequence
 from functools import cache
+from threading import Lock
 
 from django.conf import settings
 
-from mindrouter.gateway.client import Headers
-
+Headers = Iterable[tuple[bytes, bytes]]
 MINUTE = 60.0
 #: More than these are not kept apart: the one that was first seen longest ago is forgotten.
 MOST_ADDRESSES = 10_000
@@ -28,26 +29,44 @@ class FailedAttempts:
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[float, int]] = {}  # {address: (since when, how many)}
+        self._lock = Lock()  # pages are served by several threads
 
     def note(self, address: str, limit: int, now: float) -> int | None:
         """One more. Returns the seconds that are left of the minute where it is one too many."""
-        began, count = self._counts.get(address, (now, 0))
-        if now - began >= MINUTE:
-            del self._counts[address]
-            began, count = now, 0
-        if count == 0 and len(self._counts) >= MOST_ADDRESSES:
-            del self._counts[next(iter(self._counts))]
-        self._counts[address] = began, count + 1
+        with self._lock:
+            began, count = self._counts.get(address, (now, 0))
+            if now - began >= MINUTE:
+                del self._counts[address]
+                began, count = now, 0
+            if count == 0 and len(self._counts) >= MOST_ADDRESSES:
+                del self._counts[next(iter(self._counts))]
+            self._counts[address] = began, count + 1
         return math.ceil(began + MINUTE - now) if count >= limit else None
 
 
-def address_of(peer: str, headers: Headers) -> str:
-    """Where a request from ``peer`` comes from: behind trusted proxies, what the outermost of them
-    says.
+#: Of this process: at the gateway, the management API and the metrics together.
+failed = FailedAttempts()
 
-    An IPv6 address is shortened to its network, which is one subscriber's.
-    """
-    address = source_of(peer, headers)
+
+def note_failed_key(subscriber: str) -> int | None:
+    """One more wrong key. Returns the seconds to wait where it is one too many."""
+    return failed.note(subscriber, int(settings.FAILED_KEYS_PER_MINUTE), time.monotonic())
+
+
+def too_many_failed() -> str:
+    """What whoever has to wait is told."""
+    limit = settings.FAILED_KEYS_PER_MINUTE
+    return f"More than {limit} wrong API keys in a minute came from your address."
+
+
+def address_of(peer: str, headers: Headers) -> str:
+    """Whom a request from ``peer`` comes from: behind trusted proxies, what the outermost of them
+    says."""
+    return subscriber_of(source_of(peer, headers))
+
+
+def subscriber_of(address: str) -> str:
+    """An IPv6 address is shortened to its network, which is one subscriber's."""
     try:
         known = ipaddress.ip_address(address)
     except ValueError:
