@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import unquote
 
 from csp.constants import UNSAFE_EVAL
 from csp.middleware import CSPMiddleware
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.http.response import HttpResponseBase
 
 from accounts.attempts import client_of, is_trusted
@@ -32,6 +33,20 @@ class TrustedProxyMiddleware:
         else:
             for name in _FORWARDED:
                 request.META.pop(name, None)
+        return self._get_response(request)
+
+
+class NulMiddleware:
+    """Refuses addresses and cookies with a NUL: PostgreSQL stores none, so that any question about
+    it would fail. (Forms and the API's fields refuse it themselves.)"""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        told = (request.path, unquote(request.META["QUERY_STRING"]), *request.COOKIES.values())
+        if any("\0" in one for one in told):
+            return HttpResponseBadRequest("An address or a cookie contains NUL.")
         return self._get_response(request)
 
 

@@ -170,6 +170,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "mindrouter.logs.RequestIdMiddleware",
     "mindrouter.headers.TrustedProxyMiddleware",
+    "mindrouter.headers.NulMiddleware",
     "mindrouter.headers.PolicyMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",

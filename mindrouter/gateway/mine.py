@@ -46,6 +46,8 @@ async def queue(runtime: Serving, key: Key) -> bytes:
 async def request(runtime: Serving, key: Key, request_id: str) -> bytes:
     """``GET /v1/requests/{request_id}``. Raises: GatewayError."""
     record = runtime.spool.open_record(request_id)
+    if "\0" in request_id:  # PostgreSQL would refuse to look for it
+        raise _unknown(request_id)
     if record is None:
         return await _from_database(_ended, key.user_id, request_id)
     if record.user_id != key.user_id:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
+from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 
 from accounts import attempts
 from accounts.attempts import MINUTE, MOST_ADDRESSES, FailedAttempts, address_of
 from accounts.models import ApiKey, KeyUse
+from mindrouter.gateway import consumer
 from tests.factories import make_admin, make_api_key
 from tests.running import RunningRouter
 
@@ -89,6 +94,43 @@ async def test_an_address_with_too_many_wrong_keys_is_told_to_wait_and_right_key
         "/anthropic/v1/messages", json={}, headers={"Authorization": f"Bearer {WRONG}"}
     )
     assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
+
+
+async def test_an_unknown_key_costs_one_hash_and_one_look_as_a_known_one_does(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed, looked, asked = [], [], []
+    sha256 = hashlib.sha256
+
+    class Keys(dict[str, Any]):
+        def get(self, digest: str, default: Any = None) -> Any:
+            looked.append(digest)
+            return super().get(digest, default)
+
+    def count(data: bytes = b"") -> Any:
+        hashed.append(data)
+        return sha256(data)
+
+    snapshot = router.runtime.snapshot
+    monkeypatch.setattr(router.runtime, "snapshot", replace(snapshot, keys=Keys(snapshot.keys)))
+    monkeypatch.setattr(consumer.hashlib, "sha256", count)
+    loop_thread = threading.get_ident()
+    execute = CursorWrapper.execute
+
+    def note(self: Any, sql: str, params: Any = None) -> Any:
+        if threading.get_ident() == loop_thread:
+            asked.append(sql)
+        return execute(self, sql, params)
+
+    monkeypatch.setattr(CursorWrapper, "execute", note)
+    for key, status in ((router.key, 200), (WRONG, 401), ("x" * 30_000, 401), ("", 401)):
+        hashed.clear()
+        looked.clear()
+        headers = {"Authorization": f"Bearer {key}"} if key else {"Authorization": ""}
+        answer = await router.client.get("/v1/models", headers=headers)
+        assert answer.status_code == status
+        assert (len(hashed), len(looked)) == ((1, 1) if key else (0, 0))
+    assert asked == []
 
 
 @pytest.mark.usefixtures("backend")

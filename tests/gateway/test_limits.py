@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from accounts.models import ApiKey, Group, ModelLimits, Quota, User
+from accounts.limits import Hold, Holder
+from accounts.models import ApiKey, Group, ModelLimits, Quota, User, hash_key
 from scheduler.models import ModelPrice
 from tests.factories import make_api_key
-from tests.running import RunningRouter
+from tests.running import RunningRouter, until
 from tests.stubs.openai_stub import OpenAIStub, held, refuse
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -215,6 +217,24 @@ async def test_refused_requests_use_nothing(router: RunningRouter, stub: OpenAIS
     assert [(await router.chat()).status_code for _ in range(3)] == [200, 200, 429]
     usage = (await router.client.get("/v1/usage/me")).json()
     assert (usage["used"], usage["reserved"]) == (20, 0)
+
+
+async def test_what_a_lost_request_has_reserved_is_released_by_the_running_scheduler(
+    router: RunningRouter,
+) -> None:
+    await limit(router, token_budget=1000, max_concurrent=1)
+    ada = Holder("user", router.runtime.snapshot.keys[hash_key(router.key)].user_id)
+    ledger, now = router.runtime.admission.ledger, time.monotonic()
+    assert isinstance(ledger.admit("lost", [ada], 900, now, time.time()), Hold)
+    assert (await router.chat()).status_code == 429
+
+    def reserved() -> float | None:
+        [use] = router.runtime.admission.use_of([ada])
+        return use.budget_reserved
+
+    assert reserved() == 900
+    await until(lambda: reserved() == 0, 60.0)
+    assert (await router.chat(max_tokens=900)).status_code == 200
 
 
 async def test_a_failed_request_counts_as_a_request_and_costs_no_tokens(

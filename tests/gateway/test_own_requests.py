@@ -79,3 +79,11 @@ async def test_usage_is_what_was_charged_in_the_period(router: RunningRouter) ->
     told = await get(router, "/v1/usage/me")
     assert (told["token_budget"], told["reserved"], told["remaining"]) == (12, 0, 2)
     assert told["resets_at"][8:10] == "01"
+
+
+@pytest.mark.parametrize("wanted", ["%00", "a%00b"])
+async def test_a_number_with_a_nul_is_nobodys(
+    router: RunningRouter, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mindrouter.gateway.mine._ended", None)  # PostgreSQL would refuse to look
+    assert (await router.client.get(f"/v1/requests/{wanted}")).status_code == 404

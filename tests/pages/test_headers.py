@@ -108,6 +108,25 @@ def test_another_origin_of_ours_can_be_named(settings: Any) -> None:
     assert client.post("/admin/login/", fields, **told).status_code == 302
 
 
+@pytest.mark.parametrize(
+    "path", ["/admin/%00/", "/admin/limits/?user=%00", "/api/admin/users?search=a%00"]
+)
+def test_an_address_with_a_nul_is_refused_before_any_database_is_asked(
+    client: Client, path: str, django_assert_num_queries: Any
+) -> None:
+    client.force_login(make_admin("root"))
+    with django_assert_num_queries(0):
+        assert client.get(path).status_code == 400
+
+
+def test_a_session_with_a_nul_is_refused_before_any_database_is_asked(
+    client: Client, django_assert_num_queries: Any
+) -> None:
+    cookie = '"' + r"\000" + "a" * 31 + '"'  # as cookies spell it
+    with django_assert_num_queries(0):
+        assert client.get("/admin/", HTTP_COOKIE=f"sessionid={cookie}").status_code == 400
+
+
 # ---- guessing passwords
 
 
