@@ -13,7 +13,9 @@ from tests.fuzz.cutting import ways_to_cut
 
 LINE_END = re.compile(rb"\r\n|\n|\r")
 
-BLANK_LINES = re.compile(rb"[\r\n]{2,}")  # how many there are between two events says nothing
+BLANK_LINES = re.compile(
+    rb"(?>\r\n|\r|\n){2,}"
+)  # how many there are between two events says nothing
 BARE_RETURN = re.compile(rb"\r(?!\n)")
 
 
