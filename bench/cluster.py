@@ -1,12 +1,15 @@
 """Two gateways and one scheduler over Redis: shares, what the bus costs, and what kills do.
 
-    .venv/bin/python bench/cluster.py [--seconds 8] [--rate 100] [--streams 100] [--only NAME …]
+    .venv/bin/python -m bench.cluster [--seconds 8] [--rate 200] [--streams 200] [--json FILE]
+                                      [--only NAME …]
 
-Real processes on loopback: redis-server, two schedulers of which one stands by, two gateways, a
-gateway that schedules by itself for comparison, and a stub backend that counts what runs on it.
+Each figure is told with what is wanted of it and whether that is met; with --json all of them go
+into a file as well. Real processes on loopback: PostgreSQL, redis-server, two schedulers of which
+one stands by, two gateways, a gateway that schedules by itself for comparison, and a stub backend
+that counts what runs on it.
 CPU is that of a process, user and system, by the kernel's own count; it is the sound figure on a
 machine that does other things as well. Nothing is pinned: with two cores and six processes the
-rates say little.
+rates say little. As root all of them come before other work on the machine.
 """
 
 from __future__ import annotations
@@ -26,14 +29,18 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from gateway import ANSWER as PLAIN
-from gateway import KEY as BENCH_KEY
-from gateway import ROOT, Router, free_port, load, wait_for
+
+from bench.decisions import call_ns
+from bench.servers import KEY as BENCH_KEY
+from bench.servers import ROOT, favour, favoured, free_port, wait_for
+from bench.traffic import ANSWER as PLAIN
+from bench.traffic import load, request
+from tests.scheduler.postgres import postgresql
 
 SLOTS = 8
 WEIGHTS = {"third": 3, "second": 2, "first": 1}
@@ -56,6 +63,48 @@ LAST = (
     b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
     b'data: {"choices":[],"usage":%b}\n\ndata: [DONE]\n\n'
 )
+
+
+# ---- what is told
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    value: float
+    unit: str
+    wanted: str  # empty: nothing is
+    met: bool | None
+
+
+class Report:
+    """Figures, printed as they come."""
+
+    def __init__(self) -> None:
+        self.figures: list[Figure] = []
+
+    def at_most(self, bound: float, name: str, value: float, unit: str = "") -> None:
+        self._add(Figure(name, value, unit, f"≤ {bound:g}", value <= bound))
+
+    def at_least(self, bound: float, name: str, value: float, unit: str = "") -> None:
+        self._add(Figure(name, value, unit, f"≥ {bound:g}", value >= bound))
+
+    def near(self, aim: float, by: float, name: str, value: float, unit: str = "") -> None:
+        self._add(Figure(name, value, unit, f"{aim:.4g} ± {by:g}", abs(value - aim) <= by))
+
+    def note(self, name: str, value: float, unit: str = "") -> None:
+        self._add(Figure(name, value, unit, "", None))
+
+    def _add(self, one: Figure) -> None:
+        self.figures.append(one)
+        verdict = {None: "", True: "met", False: "MISSED"}[one.met]
+        print(
+            f"  {one.name:62} {one.value:10.6g} {one.unit:10} {one.wanted:12} {verdict}", flush=True
+        )
+
+    def document(self) -> dict[str, Any]:
+        figures = [asdict(one) for one in self.figures]
+        return {"missed": sum(one.met is False for one in self.figures), "figures": figures}
 
 
 # ---- the backend
@@ -102,7 +151,7 @@ class Stub:
             await asyncio.sleep(0.03)
             data = ANSWER % self._used(10, body["max_tokens"])
         else:
-            self._used(9, 9)
+            self._used(120, 128)  # as it says
             data = PLAIN
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -179,7 +228,11 @@ class Process:
     def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             env = {**os.environ, **self._env}
-            return subprocess.Popen(self._command, cwd=ROOT, env=env, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                self._command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
+            )
+        favour(process.pid)
+        return process
 
     def kill(self) -> None:
         self.process.kill()
@@ -217,6 +270,10 @@ class Site:
         answer = await ask(self.ports[0], ROOT_KEY, "/api/admin/scheduler/stats")
         return document(answer) if answer.status == 200 else None
 
+    async def in_flight(self) -> int:
+        stats = await self.stats()
+        return sum(backend["in_flight"] for backend in stats["backends"])
+
     async def idle(self) -> dict[str, float]:
         """Wait until nothing runs or waits: {user: charged tokens in the window}."""
         while True:
@@ -242,7 +299,8 @@ def site(folder: Path, stub: Stub) -> Iterator[Site]:
             ["redis-server", "--port", str(redis_port), "--save", "", "--dir", str(folder)],
             {},
         )
-        shared = _prepared(folder / "shared", stub.port) | {
+        database = started.enter_context(postgresql()).url
+        shared = _prepared(folder / "shared", stub.port, database) | {
             "REDIS_URL": f"redis://127.0.0.1:{redis_port}/0"
         }
         manage = [sys.executable, "manage.py"]
@@ -252,17 +310,18 @@ def site(folder: Path, stub: Stub) -> Iterator[Site]:
             process(f"gateway{port}", [*manage, "rungateway", "--port", str(port)], shared)
             for port in ports
         ]
-        port, own = free_port(), _prepared(folder / "own", stub.port)
+        own = _prepared(folder / "own", stub.port, f"sqlite:///{folder}/own.sqlite3")
+        port = free_port()
         alone = process("alone", [*manage, "rungateway", "--port", str(port)], own)
         for one in (*ports, port):
             wait_for(one)
         yield Site(stub, redis, schedulers, gateways, ports, alone, port, shared)
 
 
-def _prepared(folder: Path, stub: int) -> dict[str, str]:
+def _prepared(folder: Path, stub: int, database: str) -> dict[str, str]:
     """A data folder with the bench's users and backends; the environment to use it."""
     folder.mkdir()
-    env = {"MINDROUTER_DATA": str(folder), "DATABASE_URL": f"sqlite:///{folder}/db.sqlite3"}
+    env = {"MINDROUTER_DATA": str(folder), "DATABASE_URL": database}
     setup = folder / "setup.yaml"
     setup.write_text(
         SETUP.format(
@@ -289,51 +348,70 @@ def _prepared(folder: Path, stub: int) -> dict[str, str]:
 # ---- what is measured
 
 
-async def fairness(site: Site, options: argparse.Namespace) -> None:
-    """Three users with weights 3:2:1 and answers of different lengths, all on both gateways."""
-    until = time.monotonic() + options.seconds
+async def fairness(site: Site, report: Report, options: argparse.Namespace) -> None:
+    """Three users, weights 3:2:1, answers of different lengths, on one gateway and on two."""
+    for ports in (site.ports[:1], site.ports):
+        tokens = await _tokens_served(site, ports, options.seconds)
+        total, over = sum(tokens.values()), f"over {len(ports)} gateway{'s' * (len(ports) - 1)}"
+        for name, weight in WEIGHTS.items():
+            entitled = 100 * weight / sum(WEIGHTS.values())
+            share = 100 * tokens[name] / total
+            report.near(entitled, 2.0, f"share of weight {weight} {over}", share, "%")
+        report.at_most(SLOTS, f"slots in use at once {over}", site.stub.most["counted"])
+
+
+async def _tokens_served(site: Site, ports: list[int], seconds: float) -> Counter[str]:
+    """Of each user, with 24 requests outstanding for each; the first second is not counted."""
+    counted_from = time.monotonic() + 1.0
+    until = counted_from + seconds
     tokens: Counter[str] = Counter()
 
     async def keep_asking(name: str, port: int) -> None:
         while time.monotonic() < until:
             answer = await ask(port, KEYS[name], model="counted", max_tokens=OUTPUT[name])
-            if answer.status == 200 and time.monotonic() < until:
+            if answer.status == 200 and counted_from < answer.at < until:
                 tokens[name] += 10 + OUTPUT[name]
 
     site.stub.most.clear()
     await asyncio.gather(
-        *(keep_asking(name, port) for name in WEIGHTS for port in site.ports for _ in range(12))
+        *(keep_asking(name, ports[n % len(ports)]) for name in WEIGHTS for n in range(24))
     )
-    total = sum(tokens.values())
-    shares = ", ".join(f"{name} {100 * tokens[name] / total:.1f} %" for name in WEIGHTS)
-    print(f"Shares over two gateways (entitled: 50.0, 33.3, 16.7 %): {shares}")
-    print(f"  {total} tokens; at most {site.stub.most['counted']} of {SLOTS} slots in use at once")
+    return tokens
 
 
-async def bus(site: Site, options: argparse.Namespace) -> None:
-    """What a request costs more through Redis than in process."""
-    figures: dict[str, list[float]] = {"in process": [], "over the bus": [], "scheduler": []}
-    pairs = (("in process", site.alone, site.alone_port),
-             ("over the bus", site.gateways[0], site.ports[0]))  # fmt: skip
-    for _, _, port in pairs:
-        await load(Router("gateway", port), 16, 0.5)
-    for _ in range(3):
-        for name, process, port in pairs:
-            leader = site.leader()
-            before, leading = process.cpu_seconds(), leader.cpu_seconds()
-            count, _ = await load(Router("gateway", port), 16, options.seconds / 3)
-            figures[name].append((process.cpu_seconds() - before) * 1e6 / count)
-            if name != "in process":
-                figures["scheduler"].append((leader.cpu_seconds() - leading) * 1e6 / count)
-    middle = {name: statistics.median(values) for name, values in figures.items()}
-    added = middle["over the bus"] - middle["in process"]
-    print("CPU per request at 16 busy connections, µs")
-    print(f"  gateway that schedules by itself {middle['in process']:8.1f}")
-    print(f"  gateway over the bus             {middle['over the bus']:8.1f}  (+{added:.1f})")
-    print(f"  scheduler                        {middle['scheduler']:8.1f}")
+async def bus(site: Site, report: Report, options: argparse.Namespace) -> None:
+    """What a request costs through Redis, at one gateway and at two, and in process."""
+    kinds = {
+        "in process": ([site.alone], [site.alone_port]),
+        "over the bus": (site.gateways[:1], site.ports[:1]),
+        "two gateways": (site.gateways, site.ports),
+    }
+    figures: dict[str, list[float]] = {name: [] for name in kinds}
+    scheduler: list[float] = []
+    for port in (site.alone_port, *site.ports):
+        await load(port, request(BENCH_KEY), 16, 0.5)
+    for _ in range(5):
+        for name, (gateways, ports) in kinds.items():
+            processes = [*gateways, site.leader()]
+            before = [one.cpu_seconds() for one in processes]
+            loads = (load(port, request(BENCH_KEY), 16, options.seconds / 5) for port in ports)
+            count = sum(seen.count for seen in await asyncio.gather(*loads))
+            *cpu, leading = [
+                one.cpu_seconds() - was for one, was in zip(processes, before, strict=True)
+            ]
+            figures[name].append(sum(cpu) * 1e3 / count)
+            if name == "over the bus":
+                scheduler.append(leading * 1e3 / count)
+    alone, one, two = (statistics.median(figures[name]) for name in kinds)
+    wide = "CPU per request at 16 busy connections: "
+    report.note("a function call on this machine, for comparison", call_ns(), "ns")
+    report.note(wide + "scheduler in process", alone, "ms")
+    report.at_most(0.15, wide + "gateway on the bus", one, "ms")
+    report.note(wide + "scheduler", statistics.median(scheduler), "ms")
+    report.near(1.0, 0.1, "CPU per request of two gateways to that of one", two / one, "times")
 
 
-async def latency(site: Site, options: argparse.Namespace) -> None:
+async def latency(site: Site, report: Report, options: argparse.Namespace) -> None:
     """From asking for a lease to having it, one after the other, beside the same in process."""
     from scheduler.bus.gateway import RemoteRuntime
     from scheduler.core.jobs import Job, Usage
@@ -363,16 +441,16 @@ async def latency(site: Site, options: argparse.Namespace) -> None:
         while not getattr(serving, "in_touch", True):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         waits = [await one(serving, number) for number in range(1000)]
-        medians[kind] = statistics.median(waits)
+        medians[kind] = statistics.median(waits) * 1000
         if kind is RemoteRuntime:
-            await _how_many_leases(site, serving, many)
+            await _how_many_leases(site, report, serving, many)
         await serving.stop()
-    added = (medians[RemoteRuntime] - medians[Runtime]) * 1000
-    print(f"A lease through Redis comes {added:.2f} ms later at the median (1,000, one by one)")
+    report.at_most(1.5, "a lease, median of 1,000 one by one", medians[RemoteRuntime], "ms")
+    report.note("the same in process", medians[Runtime], "ms")
 
 
 async def _how_many_leases(
-    site: Site, serving: Any, many: Callable[[Any, range], Awaitable[None]]
+    site: Site, report: Report, serving: Any, many: Callable[[Any, range], Awaitable[None]]
 ) -> None:
     leader, began = site.leader(), time.monotonic()
     before, count = leader.cpu_seconds(), 20_000
@@ -381,58 +459,44 @@ async def _how_many_leases(
         *(many(serving, range(10**6 + n * each, 10**6 + (n + 1) * each)) for n in range(200))
     )
     cpu, seconds = leader.cpu_seconds() - before, time.monotonic() - began
-    print(
-        f"The scheduler takes {cpu / count * 1e6:.1f} µs of CPU per lease: {count / cpu:,.0f} "
-        f"leases a second on a core of its own; {count / seconds:,.0f} seen beside its client"
+    report.at_least(
+        5000, "leases of a scheduler on a core of its own, by its CPU", count / cpu, "/s"
     )
+    report.note("leases seen, beside their one client", count / seconds, "/s")
 
 
-async def kills(site: Site, options: argparse.Namespace) -> None:
+async def leader_kill(site: Site, report: Report, options: argparse.Namespace) -> None:
     """Streams and a steady rate of requests, while the leader is killed."""
-    await site.idle()
     before, tokens = sum((await site.idle()).values()), site.stub.tokens
-    site.stub.over.clear()
-    streams = [
-        asyncio.create_task(ask(site.ports[n % 2], BENCH_KEY, model="bench-model", stream=True))
-        for n in range(options.streams)
-    ]
-    await asyncio.sleep(2.0)
+    streams = await _streams(site, options.streams)
     answers: list[asyncio.Task[Answer]] = []
-    leader, killed_at = site.leader(), 0.0
+    leader, killed_at, began = site.leader(), 0.0, time.monotonic()
     for n in range(round(options.rate * 8)):
         if n == options.rate * 2:
             killed_at = time.monotonic()
             leader.kill()
         port = site.ports[n % 2]
         answers.append(asyncio.create_task(ask(port, BENCH_KEY, model="bench-model", max_tokens=9)))
-        await asyncio.sleep(1 / options.rate)
+        await asyncio.sleep(began + (n + 1) / options.rate - time.monotonic())
     done = await asyncio.gather(*answers)
-    site.stub.over.set()
-    ended = await asyncio.gather(*streams)
-    after = [one.at for one in done if one.at > killed_at]
-    moments = sorted([killed_at, *after])
+    cut = await _cut(site, streams)
+    moments = sorted([killed_at, *(one.at for one in done if one.at > killed_at)])
     gap = max(b - a for a, b in itertools.pairwise(moments))
     charged = sum((await site.idle()).values()) - before
-    failed = sum(one.status != 200 for one in done)
-    cut = sum(b"[DONE]" not in one.text for one in ended)
-    print(
-        f"Leader killed with {options.streams} open streams and {options.rate} requests a second:"
-    )
-    print(f"  {failed} of {len(done)} requests failed, {cut} of {len(ended)} streams were cut")
-    print(f"  longest time without an answer {gap:.2f} s, slowest answer "
-          f"{max(one.seconds for one in done):.2f} s")  # fmt: skip
-    print(f"  charged {charged:.0f} tokens, {site.stub.tokens - tokens} were used; nothing is held")
+    when = f"leader killed, {options.rate} requests/s, {options.streams} streams: "
+    report.note(when + "requests", len(done))
+    report.at_most(0, when + "failed", sum(one.status != 200 for one in done))
+    report.at_most(0, when + "streams cut", cut)
+    report.at_most(3.0, when + "no answer for", gap, "s")
+    report.near(site.stub.tokens - tokens, 0.5, when + "tokens charged", charged)
+    report.at_most(0, when + "slots left over", await site.in_flight())
     leader.restart()
 
 
-async def redis_restart(site: Site, options: argparse.Namespace) -> None:
+async def redis_restart(site: Site, report: Report, options: argparse.Namespace) -> None:
     """Redis is killed and, after three seconds, started again with nothing in it."""
-    site.stub.over.clear()
-    streams = [
-        asyncio.create_task(ask(site.ports[n % 2], BENCH_KEY, model="bench-model", stream=True))
-        for n in range(options.streams)
-    ]
-    await asyncio.sleep(2.0)
+    before, tokens = sum((await site.idle()).values()), site.stub.tokens
+    streams = await _streams(site, options.streams)
     site.redis.kill()
     killed_at = time.monotonic()
     started_at = 0.0
@@ -445,50 +509,68 @@ async def redis_restart(site: Site, options: argparse.Namespace) -> None:
         answers.append(asyncio.create_task(ask(port, BENCH_KEY, model="bench-model", max_tokens=9)))
         await asyncio.sleep(0.05)
     done = await asyncio.gather(*answers)
-    site.stub.over.set()
-    ended = await asyncio.gather(*streams)
-    statuses = Counter(one.status for one in done)
-    failed = [one.at for one in done if one.status != 200]
-    await site.idle()
-    cut = sum(b"[DONE]" not in one.text for one in ended)
-    print("Redis killed, and started empty after 3 s:")
-    print(f"  answers by status {dict(statuses)}, slowest {max(one.seconds for one in done):.2f} s")
-    print(f"  last refusal {max(failed) - started_at:.2f} s after the start; {cut} of {len(ended)} "
-          "streams were cut; nothing is held")  # fmt: skip
+    cut = await _cut(site, streams)
+    refused = [one for one in done if one.status != 200]
+    charged = sum((await site.idle()).values()) - before
+    when = "Redis killed, started empty after 3 s: "
+    report.note(when + "requests", len(done))
+    report.note(when + "refused with 503", sum(one.status == 503 for one in refused))
+    report.at_most(0, when + "failed otherwise", sum(one.status != 503 for one in refused))
+    report.at_most(3.0, when + "slowest answer", max(one.seconds for one in done), "s")
+    last = max((one.at for one in refused), default=started_at)
+    report.at_most(5.0, when + "last refusal after its start", last - started_at, "s")
+    report.at_most(0, when + "streams cut", cut)
+    report.near(site.stub.tokens - tokens, 0.5, when + "tokens charged", charged)
+    report.at_most(0, when + "slots left over", await site.in_flight())
 
 
-async def gateway_kill(site: Site, options: argparse.Namespace) -> None:
+async def gateway_kill(site: Site, report: Report, options: argparse.Namespace) -> None:
     """A gateway dies with half of the streams; its slots are free again after a while."""
-    site.stub.over.clear()
-    streams = [
-        asyncio.create_task(ask(site.ports[n % 2], BENCH_KEY, model="bench-model", stream=True))
-        for n in range(options.streams)
-    ]
-    await asyncio.sleep(2.0)
+    await site.idle()
+    streams = await _streams(site, options.streams)
+    half = options.streams // 2
+    while await site.in_flight() < options.streams:  # noqa: ASYNC110  told a little late
+        await asyncio.sleep(0.1)
     site.gateways[1].kill()
     killed_at = time.monotonic()
-    held = options.streams
-    while held > options.streams // 2:
+    while await site.in_flight() > half:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
-        stats = await site.stats()
-        held = sum(backend["in_flight"] for backend in stats["backends"])
     seconds = time.monotonic() - killed_at
-    site.stub.over.set()
-    ended = await asyncio.gather(*streams)
-    whole = sum(b"[DONE]" in one.text for one in ended)
-    print(f"A gateway killed with half of {options.streams} streams: {whole} ended whole; slots "
-          f"were free after {seconds:.1f} s")  # fmt: skip
+    cut = await _cut(site, streams)
+    await site.idle()
+    when = f"gateway killed with half of {options.streams} streams: "
+    report.at_most(0, when + "other streams cut", cut - half)
+    report.at_most(5.0, when + "its slots free after", seconds, "s")
+    report.at_most(0, when + "slots left over", await site.in_flight())
     site.gateways[1].restart()
     wait_for(site.ports[1])
 
 
+async def _streams(site: Site, count: int) -> list[asyncio.Task[Answer]]:
+    """So many that run until ``_cut``, on both gateways."""
+    site.stub.over.clear()
+    streams = [
+        asyncio.create_task(ask(site.ports[n % 2], BENCH_KEY, model="bench-model", stream=True))
+        for n in range(count)
+    ]
+    while site.stub.running["bench-model"] < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return streams
+
+
+async def _cut(site: Site, streams: list[asyncio.Task[Answer]]) -> int:
+    """Let the streams end; how many did not do so whole."""
+    site.stub.over.set()
+    return sum(b"[DONE]" not in one.text for one in await asyncio.gather(*streams))
+
+
 MEASURES = {
-    one.__name__: one for one in (fairness, bus, latency, kills, gateway_kill, redis_restart)
+    one.__name__: one for one in (fairness, bus, latency, leader_kill, gateway_kill, redis_restart)
 }
 
 
-async def measure(folder: Path, options: argparse.Namespace) -> None:
-    stub = Stub()
+async def measure(folder: Path, options: argparse.Namespace) -> Report:
+    stub, report = Stub(), Report()
     await stub.start()
     found = ExitStack()
     running = await asyncio.to_thread(found.enter_context, site(folder, stub))
@@ -496,15 +578,15 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
         await running.idle()
         await asyncio.to_thread(_set_up_django, running)
         for name in options.only or MEASURES:
-            await MEASURES[name](running, options)
+            await MEASURES[name](running, report, options)
     finally:
         found.close()
+    return report
 
 
 def _set_up_django(running: Site) -> None:
     os.environ.update(running.environment)
     os.environ["DJANGO_SETTINGS_MODULE"] = "mindrouter.settings"
-    sys.path.insert(0, str(ROOT))
     import django
 
     django.setup()
@@ -513,14 +595,18 @@ def _set_up_django(running: Site) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--rate", type=int, default=100)
-    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--rate", type=int, default=200)
+    parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--only", nargs="*", choices=MEASURES)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if shutil.which("redis-server") is None:
         raise SystemExit("redis-server is not in the path")
-    with tempfile.TemporaryDirectory() as folder:
-        uvloop.run(measure(Path(folder), options))
+    with tempfile.TemporaryDirectory() as folder, favoured():
+        found = uvloop.run(measure(Path(folder), options)).document()
+    print(f"{found['missed']} of {len(found['figures'])} figures missed")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
