@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import socket
+import sys
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +28,9 @@ LARGE_BYTES = 1 << 20
 KEPT_BYTES = 16 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
+#: How long, in seconds, a thread that makes a page may keep the interpreter while the event loop
+#: waits for it, as it does for each event. With Python's 5 ms a page made all streams stand still.
+SWITCH_SECONDS = 0.0005
 #: Objects made before the youngest generation is collected; Python's 700 is for small programs.
 GC_THRESHOLD = 20_000
 
@@ -125,4 +129,5 @@ def give_large_memory_back() -> None:
 def serve(host: str, port: int, sockets: list[socket.socket] | None = None) -> None:
     """Run the gateway and the pages until a signal, on the given sockets if there are any."""
     give_large_memory_back()
+    sys.setswitchinterval(SWITCH_SECONDS)
     GatewayServer(configuration(host, port)).run(sockets)
