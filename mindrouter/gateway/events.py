@@ -205,10 +205,13 @@ class EventStream:
         if self.error is not None:
             return b""
         self.torn = False
+        told: Usage | None = None
+        if b'"error"' in block or b"\nerror:" in block or block.startswith(b"error:"):
+            block, told = self._until_error(block)
         if b'"usage"' in block and _USAGE.search(block):
             block = self._take_usage(block)
-        if b'"error"' in block or b"\nerror:" in block or block.startswith(b"error:"):
-            block = self._until_error(block)
+        if told is not None:
+            self.usage = told
         finishes = block.count(b'"finish_reason"')
         # vLLM says null in each event but the last: to count that is cheaper than to search it.
         if finishes and finishes != block.count(b'"finish_reason":null'):
@@ -251,9 +254,10 @@ class EventStream:
             kept.append(event)
         return b"".join(kept)
 
-    def _until_error(self, block: bytes) -> bytes:
-        """The events before the first one that tells of an error."""
+    def _until_error(self, block: bytes) -> tuple[bytes, Usage | None]:
+        """The events before the first one that tells of an error, and the usage that this tells."""
         kept = []
+        told: Usage | None = None
         for event in split_events(block):
             if event.startswith(b"error:"):  # llama.cpp's older form is a field of its own
                 parsed = read_event(b"data:" + event[6:])
@@ -262,9 +266,10 @@ class EventStream:
             parsed = read_event(event) if b'"error"' in event else None
             if parsed is not None and parsed.error is not None and not parsed.choices:
                 self.error = parsed.error
+                told = read_usage(parsed.usage)
                 break
             kept.append(event)
-        return b"".join(kept)
+        return b"".join(kept), told
 
 
 def _says_more_than_content(data: bytes) -> bool:

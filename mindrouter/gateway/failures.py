@@ -14,7 +14,6 @@ from typing import Any, Literal
 from backends.upstream import (
     ConnectFailed,
     FirstByteTimeout,
-    Origin,
     Response,
     UpstreamError,
 )
@@ -26,12 +25,16 @@ Retry = Literal["no", "elsewhere", "anywhere"]
 #: A refusal is read no further than this, and no longer.
 MAX_ERROR_BYTES = 1 << 20
 REFUSAL_SECONDS = 5.0
+#: Characters of a backend's words that are passed on, and of the name of a field in them.
+MAX_TEXT = 2000
+MAX_PARAM = 200
 #: A backend that wants to be left alone for longer is not waited for.
 PATIENCE_SECONDS = 2.0
 BUSY_SECONDS = 1.0
 
 #: What FastAPI says, and so vLLM and SGLang, where they have nothing at an address.
 _NO_SUCH_PATH = "no such path"
+_KEY = re.compile(rb"\r\nauthorization: Bearer ([^\r]+)\r\n")
 _IS_STATUS = re.compile(r"status \d+")
 _CONTEXT_WORDS = re.compile(
     r"exceed_context_size|maximum context length|context_length_exceeded|input_tokens",
@@ -57,7 +60,7 @@ class Failure:
 def from_exception(error: UpstreamError, endpoint: Endpoint) -> Failure:
     """No usable answer came: not connected, silent, broken off, or not HTTP."""
     text = _why_not_connected(error) if isinstance(error, ConnectFailed) else str(error)
-    message = f"Backend {endpoint.name}: {_without_address(text, endpoint.origin)}"
+    message = f"Backend {endpoint.name}: {_without_secrets(text, endpoint)}"
     gateway_error = GatewayError(error.reason, message)
     if isinstance(error, ConnectFailed) and error.local:
         return Failure(gateway_error, "none", "anywhere")  # our own shortage, not its fault
@@ -88,8 +91,8 @@ async def from_response(response: Response, endpoint: Endpoint) -> Failure:
     if 300 <= status < 400:
         error = GatewayError("upstream_invalid", f"Backend {endpoint.name} answered a redirect.")
         return Failure(error, "none", "elsewhere", status)
-    told = _read_error(await _read_refusal(response))
-    message = _without_address(told.message, endpoint.origin) or f"status {status}"
+    told = _read_error(await _read_refusal(response), endpoint)
+    message = told.message or f"status {status}"
     if status in (429, 503):
         return _busy(status, message, response.header(b"retry-after"), told.param)
     if status >= 500:
@@ -128,7 +131,7 @@ def from_event(error: Any, endpoint: Endpoint) -> Failure:
     if isinstance(error, GatewayError):
         return Failure(error, "none", "elsewhere")
     details = error if isinstance(error, dict) else {"message": error}
-    message = _without_address(str(details.get("message") or error)[:2000], endpoint.origin)
+    message = _without_secrets(str(details.get("message") or error), endpoint)[:MAX_TEXT]
     status = details.get("code") or details.get("status") or details.get("status_code")
     if not isinstance(status, int) or not 400 <= status <= 599:
         status = 502
@@ -179,7 +182,7 @@ class _Told:
     is_json: bool
 
 
-def _read_error(body: bytes) -> _Told:
+def _read_error(body: bytes, endpoint: Endpoint) -> _Told:
     """OpenAI's, Ollama's or FastAPI's form; a web page or nothing has no message."""
     try:
         data = json.loads(body)
@@ -195,7 +198,9 @@ def _read_error(body: bytes) -> _Told:
     text = message if isinstance(message, str) else json.dumps(message)
     if data == {"detail": "Not Found"}:
         words = _NO_SUCH_PATH
-    return _Told(text[:2000], param if isinstance(param, str) else None, words, True)
+    told = _without_secrets(text, endpoint)[:MAX_TEXT]
+    param = _without_secrets(param, endpoint)[:MAX_PARAM] if isinstance(param, str) else None
+    return _Told(told, param, words, True)
 
 
 def _client_error_code(status: int, told: _Told) -> str:
@@ -208,7 +213,10 @@ def _client_error_code(status: int, told: _Told) -> str:
     return "invalid_request"
 
 
-def _without_address(message: str, origin: Origin) -> str:
-    """The message without the backend's address, which is nobody's business."""
+def _without_secrets(message: str, endpoint: Endpoint) -> str:
+    """The message without the backend's key and address, which are nobody's business."""
+    if (key := _KEY.search(endpoint.headers)) is not None:
+        message = message.replace(key[1].decode(), "…")
+    origin = endpoint.origin
     address = rf"(?<![\w.-]){re.escape(origin.host)}(:{origin.port}\b)?(?![\w-])"
     return re.sub(address, "backend", message, flags=re.IGNORECASE)

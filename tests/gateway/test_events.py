@@ -143,6 +143,21 @@ def test_whole_events_in_one_read_are_passed_on_as_the_same_object() -> None:
 # ---- usage
 
 
+def test_usage_behind_an_error_counts_no_more_than_what_else_follows_it() -> None:
+    failed = event({"error": {"message": "no"}})
+    for whole in (failed + usage(), b"error: {}\n\n" + usage()):
+        for reads in ([GREETING + whole], bytewise(GREETING + whole)):
+            passed, stream = relay(reads)
+            assert (passed, stream.usage) == (GREETING, None)
+
+
+def test_usage_that_an_error_tells_itself_is_read() -> None:
+    told = event({"error": {"message": "no"}, "usage": {"prompt_tokens": 98}})
+    for reads in ([GREETING + usage(7, 1) + told], bytewise(GREETING + usage(7, 1) + told)):
+        _, stream = relay(reads)
+        assert stream.usage == Usage(prompt_tokens=98, completion_tokens=0)
+
+
 def test_a_usage_event_is_read_and_hidden_from_a_client_that_did_not_ask() -> None:
     passed, stream = relay([GREETING, usage(98, 2), DONE])
     assert passed == GREETING + DONE

@@ -338,6 +338,34 @@ async def test_no_client_gets_a_backends_address_key_or_headers(
     assert next(statuses, None) is None
 
 
+async def test_no_client_gets_a_backends_key_or_address_in_its_own_words(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub, "keyed", models=("keyed",), api_key="sk-of-the-backend")
+    address = stub.url.removeprefix("http://")
+    cases = [(status, streamed) for status in (400, 404, 422, 501) for streamed in (False, True)]
+
+    async def talkative(call: Call) -> None:
+        status, _ = cases[len(stub.calls) - 1]
+        told = f"{call.headers['authorization']} is no key at {address}"
+        error = {"error": {"message": told, "param": told, "code": status}}
+        if call.is_stream:
+            await call.start_stream()
+            await call.event(error)
+        else:
+            await call.json(error, status)
+
+    stub.behaviour = talkative
+    cases.append((500, False))  # which marks it as failed
+    for status, streamed in cases:
+        response = await router.chat(model="keyed", stream=streamed)
+        assert response.status_code >= 400, status
+        assert "is no key at backend" in response.text
+        assert "sk-of-the-backend" not in response.text
+        assert address not in response.text
+    assert len(stub.calls) == len(cases)
+
+
 async def test_a_backend_that_cannot_be_reached_is_not_named_by_its_address(
     router: RunningRouter,
 ) -> None:
