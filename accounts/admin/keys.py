@@ -100,15 +100,15 @@ class ApiKeyAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
     def last_used(self, key: ApiKey) -> Any:
         return key.last_used_at
 
-    @admin.display(description="prompts captured", ordering="capture_until")
+    @admin.display(description="captured", ordering="capture_until")
     def captured(self, key: ApiKey) -> str:
         if not key.is_captured:
             return "–"
         until = timezone.localtime(key.capture_until)
         return format_html(
             '<span class="mr-outcome mr-warning" title="{}">until {}</span>',
-            key.capture_reason,
-            f"{until:%Y-%m-%d %H:%M}",
+            f"Until {until:%H:%M}: {key.capture_reason}",
+            f"{until:%Y-%m-%d}",
         )
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
