@@ -40,7 +40,7 @@ class ApiKeyAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
                     "last_used", "may_name_end_user")  # fmt: skip
     list_select_related = ("user", "use")
     list_filter = ("enabled", "may_name_end_user", CapturedFilter)
-    change_form_before_template = "accounts/_one_key.html"
+    change_form_outer_before_template = "accounts/_one_key.html"
     search_fields = ("name", "prefix", "user__username")
     autocomplete_fields = ("user",)
     form = ApiKeyForm

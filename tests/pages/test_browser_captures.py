@@ -91,9 +91,10 @@ def test_an_admin_reads_a_prompt_stops_capturing_and_deletes_what_there_is(open_
     def walk(page: Page) -> None:
         page.goto("/admin/decisions/req-1/")
         page.get_by_role("link", name="Read them").click()
-        expect(page.get_by_role("region", name="Request")).to_contain_text("long-wordlong-word")
+        expect(page.get_by_role("region", name="Request", exact=True)).to_contain_text(
+            "long-wordlong-word"
+        )
         page.get_by_role("link", name="All that was captured of this key").click()
-        expect(page.get_by_role("link", name="laptop")).to_have_count(0)
         expect(page.locator("#result_list")).to_contain_text("laptop")
         page.goto(f"/admin/accounts/apikey/{key.pk}/change/")
         page.get_by_role("button", name="Stop capturing").click()
