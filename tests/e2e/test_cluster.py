@@ -24,7 +24,7 @@ except MissingError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 PARTS = {
-    "rungateway --workers": 1,
+    "--workers 2": 1,
     "rungateway --listener": 2,
     "runscheduler": 2,
     "runrecorder": 1,
