@@ -23,12 +23,13 @@ _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
-_DONE = re.compile(rb"^data:[ \t]*\[DONE\][ \t\r]*$", re.MULTILINE)
+_DONE = re.compile(rb"(?:^|[\r\n])data:[ \t]*\[DONE\][ \t]*(?=[\r\n]|$)")
 #: The first thing a person would see: text, reasoning or a tool's name or arguments.
 _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|arguments|name|refusal)"\s*:\s*"[^"]'
 )
 _NULL = msgspec.Raw(b"null")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _PromptDetails(msgspec.Struct):
@@ -47,6 +48,17 @@ class _Event(msgspec.Struct):
     usage: msgspec.Raw = _NULL
     choices: list[msgspec.Raw] | None = None
     error: Any = None
+    object: Any = None
+    message: Any = None
+    code: Any = None
+
+    @property
+    def failure(self) -> Any:
+        """What it tells of an error, by itself or beside choices; None: it tells of none."""
+        if self.object == "error":  # vLLM's older form
+            return {"message": self.message, "code": self.code}
+        # Beside choices an empty one is a field that was left empty.
+        return self.error or (None if self.choices else self.error)
 
 
 _usage_decoder = msgspec.json.Decoder(_UsageFields)
@@ -205,6 +217,9 @@ class EventStream:
         if self.error is not None:
             return b""
         self.torn = False
+        block = block.removeprefix(_BYTE_ORDER_MARK)  # a stream may begin with it
+        if b"[DONE]" in block:
+            block = _up_to_done(block)
         told: Usage | None = None
         if b'"error"' in block or b"\nerror:" in block or block.startswith(b"error:"):
             block, told = self._until_error(block)
@@ -249,7 +264,7 @@ class EventStream:
             parsed = read_event(event) if _USAGE.search(event) else None
             if parsed is not None and parsed.usage != _NULL:
                 self.usage = read_usage(parsed.usage) or self.usage
-                if self._hide_usage and not parsed.choices and parsed.error is None:
+                if self._hide_usage and not parsed.choices and parsed.failure is None:
                     continue
             kept.append(event)
         return b"".join(kept)
@@ -261,15 +276,22 @@ class EventStream:
         for event in split_events(block):
             if event.startswith(b"error:"):  # llama.cpp's older form is a field of its own
                 parsed = read_event(b"data:" + event[6:])
-                self.error = (parsed and parsed.error) or "error"
+                self.error = (parsed and (parsed.failure or parsed.message)) or "error"
                 break
             parsed = read_event(event) if b'"error"' in event else None
-            if parsed is not None and parsed.error is not None and not parsed.choices:
-                self.error = parsed.error
+            if parsed is not None and parsed.failure is not None:
+                self.error = parsed.failure
                 told = read_usage(parsed.usage)
                 break
             kept.append(event)
         return b"".join(kept), told
+
+
+def _up_to_done(block: bytes) -> bytes:
+    """Without what follows ``[DONE]``, which is of no answer."""
+    found = _DONE.search(block)
+    end = _EVENT_END.search(block, found.end()) if found else None
+    return block[: end.end()] if end else block
 
 
 def _says_more_than_content(data: bytes) -> bool:

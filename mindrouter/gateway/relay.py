@@ -43,7 +43,7 @@ END_SECONDS = 1.0
 
 _NULL = msgspec.Raw(b"null")
 #: What a stream says something with: an event's data, or a line of JSON.
-_DATA_LINE = re.compile(rb"^(?:data:|\{)", re.MULTILINE)
+_DATA_LINE = re.compile(rb"(?:^|[\r\n])(?:data:|\{)")
 
 
 class CutShortError(GatewayError):
@@ -161,9 +161,10 @@ class StreamRelay:
                 return failures.not_an_answer(self._endpoint, "sent comments without end")
         else:
             held += events.finish()
-        if events.error is not None and not events.first_token_seen:
+        says_nothing = not _DATA_LINE.search(held)
+        if events.error is not None and (says_nothing or not events.first_token_seen):
             return failures.from_event(events.error, self._endpoint)
-        if not _DATA_LINE.search(held):
+        if says_nothing:
             return failures.not_an_answer(self._endpoint, "ended its stream before any event")
         return held
 

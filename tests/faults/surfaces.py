@@ -52,6 +52,11 @@ class Surface:
     def name(self) -> str:
         return self.path.strip("/").replace("/", ".") + ("-stream" if self.streamed else "")
 
+    @property
+    def is_translated(self) -> bool:
+        """By ``backend``'s engine, which has OpenAI's own forms of text only."""
+        return self.path in _DIALECTS
+
     def text(self, response: httpx.Response) -> str:
         return self.read(response)
 
@@ -237,7 +242,9 @@ SURFACES = [*_CHAT, *_TRANSLATED, *_VECTORS, *_OTHERS]
 _IN_CLUSTER = [_CHAT[0], _CHAT[1], _TRANSLATED[1], _TRANSLATED[4], _VECTORS[0], _OTHERS[3]]
 
 
-def _each(surfaces: list[Surface]) -> Callable[[Test], Test]:
+def _each(
+    surfaces: list[Surface], modes: tuple[str, ...] = ("embedded", "cluster")
+) -> Callable[[Test], Test]:
     """Run a test for one surface after the other, each on an empty router with a stub of its own:
     a router for each would take most of the time. Once with the scheduler in the gateway's process
     and once at the other end of the bus.
@@ -262,7 +269,7 @@ def _each(surfaces: list[Surface]) -> Callable[[Test], Test]:
         given = [one for one in asked if one.name not in ("surface", "stub")]
         given.append(inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY))
         on_each.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
-        both: Test = pytest.mark.parametrize("mode", ["embedded", "cluster"])(on_each)
+        both: Test = pytest.mark.parametrize("mode", modes)(on_each)
         return both
 
     return decorate
@@ -277,6 +284,10 @@ def _empty() -> None:
 every = _each(SURFACES)
 #: Of each dialect and of what is no text, where each would have to wait for a second.
 every_kind = _each([_CHAT[0], *_TRANSLATED[1::2], _VECTORS[0], _OTHERS[0]])
+#: Streamed and not, a translated one and what is no text; what a connection or a stream is like
+#: concerns the gateway alone, wherever its scheduler is.
+every_form = _each(_IN_CLUSTER[:-1], ("embedded",))
+every_form_of_stream = _each([one for one in [*_CHAT, *_TRANSLATED] if one.streamed], ("embedded",))
 every_text = _each([*_CHAT, *_TRANSLATED])
 every_stream = _each([one for one in SURFACES if one.streamed])
 every_whole = _each([one for one in SURFACES if not one.streamed])

@@ -108,6 +108,8 @@ class Pieces:
                 yield Heartbeat()
             return
         if data.strip() == b"[DONE]":
+            if self._begun and not self.ending.reason:  # some servers say no more than that
+                self.ending.reason = "tool_calls" if self._calls else "stop"
             return
         body = parse_completion(data)
         if not self._begun:

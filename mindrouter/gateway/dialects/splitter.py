@@ -19,7 +19,7 @@ class Splitter:
         """The events that are whole now, each with its end. Raises: GatewayError."""
         if self._end == b"\n\n" and b"\r" in data:
             # Only engines behind some proxy write these; JSON never holds a bare one.
-            data = data.replace(b"\r", b"")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         parts = (self._rest + data).split(self._end)
         self._rest = parts.pop()
         if len(self._rest) > self.MAX_BYTES:
@@ -33,6 +33,7 @@ class Splitter:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """The data lines of an event; None where it has none, as comments do."""
+    """The data lines of an event; None where they say nothing, or it has none, as comments do."""
     lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines) if lines else None
+    data = b"\n".join(lines)
+    return data if data.strip() else None
