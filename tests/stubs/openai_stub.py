@@ -194,6 +194,13 @@ class OpenAIStub:
         stub._server = await ScriptedStub.start(stub._serve, port=port)
         return stub
 
+    @classmethod
+    def slow(cls, *, backlog: int) -> Self:
+        """One with the model "m" that accepts nobody before ``server.accept()``."""
+        stub = cls(("m",))
+        stub._server = ScriptedStub.slow(stub._serve, backlog)
+        return stub
+
     @property
     def url(self) -> str:
         return self._server.url

@@ -147,8 +147,8 @@ class StubConnection(asyncio.Protocol):
     async def chunk(self, data: bytes) -> None:
         await self.write(chunk(data))
 
-    async def end_chunked(self) -> None:
-        await self.write(b"0\r\n\r\n")
+    async def end_chunked(self, trailers: bytes = b"") -> None:
+        await self.write(b"0\r\n", trailers, b"\r\n")
 
     async def stream(
         self, chunks: Iterable[bytes], headers: Headers = (), delay: float = 0.0
@@ -232,6 +232,7 @@ class ScriptedStub:
         self.connections: list[StubConnection] = []
         self.open_count = 0
         self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None  # until it accepts
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
         self._change = asyncio.Event()
@@ -251,6 +252,24 @@ class ScriptedStub:
         stub._server = cast("asyncio.Server", server)
         stub.host, stub.port = server.sockets[0].getsockname()[:2]
         return stub
+
+    @classmethod
+    def slow(cls, script: Script, backlog: int) -> Self:
+        """One that accepts nobody before `accept`: the system takes about `backlog` connections,
+        and lets further ones wait for an answer."""
+        stub = cls(script, "http")
+        stub._listening = socket.socket()
+        stub._listening.bind(("127.0.0.1", 0))
+        stub._listening.listen(backlog)
+        stub.host, stub.port = stub._listening.getsockname()
+        return stub
+
+    async def accept(self) -> None:
+        """Accept those that wait, and everybody from now on."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: StubConnection(self), sock=self._listening)
+        self._server = cast("asyncio.Server", server)
+        self._listening = None
 
     @property
     def url(self) -> str:
@@ -275,6 +294,8 @@ class ScriptedStub:
         """Stop listening, cut all connections, and raise the first failure of a script."""
         if self._server is not None:
             self._server.close()
+        if self._listening is not None:
+            self._listening.close()
         for connection in self.connections:
             # A TLS transport whose handshake failed has lost its protocol, and before Python 3.11.4
             # could not be aborted then.
