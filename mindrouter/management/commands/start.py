@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,8 @@ from mindrouter.server import lock_data_folder
 DEMO_MODEL = "smollm2"
 DEMO_NAMES = ("demo-a", "demo-b")
 DEMO_SLOTS = 2
+#: Supervisor listens within this time, or not at all.
+KNOCK_SECONDS = 30.0
 
 
 class Command(BaseCommand):
@@ -49,6 +52,7 @@ class Command(BaseCommand):
         """Become supervisor."""
         connections.close_all()
         self.stdout.flush()
+        _knock(environment["MINDROUTER_SOCKET"])
         supervisord = Path(sys.executable).with_name("supervisord")
         configuration = settings.BASE_DIR / "deploy" / self.supervisor_configuration
         os.execve(  # noqa: S606  no shell is wanted: supervisor takes our place
@@ -147,6 +151,20 @@ class Command(BaseCommand):
             "MINDROUTER_DEMO_PORT_A": str(ports[0]),
             "MINDROUTER_DEMO_PORT_B": str(ports[1]),
         }
+
+
+def _knock(address: str) -> None:
+    """Have supervisor, which will listen there, begin at once: it starts nothing in its first
+    second, unless somebody connects."""
+    if os.fork():
+        return
+    end = time.monotonic() + KNOCK_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knocking:
+            knocking.connect(address)
+            break
+        time.sleep(0.01)
+    os._exit(0)
 
 
 def _socket_path(data_folder: Path) -> str:
