@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,12 @@ class Admission:
         self.unknown = [
             replace(one, wanted={k: v for k, v in one.wanted.items() if k not in known})
             for one in self.unknown
+        ]
+
+    def leave_out(self, request_ids: Collection[str]) -> None:
+        """These are counted here, and not to be read from the database as well."""
+        self.unknown = [
+            replace(one, under_way=one.under_way.union(request_ids)) for one in self.unknown
         ]
 
     def tell_used(self, found: Iterable[tuple[Unknown, _Used]]) -> None:

@@ -524,16 +524,20 @@ class SchedulerProcess(Runtime):
     def _resume_all(self, batches: list[Inward]) -> None:
         """After a failover: what has ended, then all jobs, those first who have had least."""
         entries: list[tuple[Peer, Runs | Waits]] = []
+        counted: set[str] = set()  # request ids
         for batch in batches:
             register = batch.messages[0] if batch.messages else None
             if isinstance(register, Register):
                 peer = self._peer(batch.gateway)
                 for ended in register.ended:
+                    if ended.settle.serial > peer.applied:
+                        counted.add(ended.run.job.request_id)
                     self._settle_again(peer, ended)
                 entries += [(peer, run) for run in register.runs]
                 entries += [(peer, wait) for wait in register.waits]
         for peer, entry in self._in_order(entries):
             self._take_up(peer, entry)
+        self.admission.leave_out(counted | {entry.job.request_id for _, entry in entries})
 
     def _in_order(
         self, entries: list[tuple[Peer, Runs | Waits]]
@@ -621,8 +625,13 @@ class SchedulerProcess(Runtime):
         self._polls = telemetry
 
     async def _polled(self, now: float) -> None:
-        if self.epoch:
+        if self.epoch and now < self._lead_until:  # else another one may lead
             await super()._polled(now)
+
+    async def _learn_budgets(self) -> None:
+        """Not before all gateways have told what is under way, and so is counted here."""
+        if not self._expected:
+            await super()._learn_budgets()
 
     async def _end_drains(self) -> None:
         """Not before all gateways have told what runs: what nobody has told of looks idle."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from accounts.limits import Holder
 from backends.models import Backend
 from scheduler import runtime
+from scheduler.admission import Unknown
 from scheduler.bus import redis as places
 from scheduler.bus.gateway import RemoteRuntime
 from scheduler.bus.leader import SchedulerProcess
@@ -364,6 +366,51 @@ async def test_what_runs_on_a_backend_that_is_deleted_before_a_failover_is_charg
         also.settle(USED)
     await until(lambda: cluster.charged() == 300.0, 60.0)
     assert cluster.use_of(ada) == (300.0, 0.0, 0)
+
+
+async def test_a_new_leader_reads_no_use_from_the_database_that_it_counts_itself(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of budgets that no checkpoint knows."""
+    gateway = cluster.gateway
+    await asyncio.to_thread(with_database, set_limits, "ada", token_budget=1_000_000)
+    ada = Holder("user", cluster.user_id)
+    await until(lambda: ada in cluster.leader.snapshot.limits, 60.0)
+    asked: list[frozenset[str]] = []
+
+    def load(unknown: list[Unknown], spool: Path) -> list[Any]:
+        asked.extend(one.under_way for one in unknown)
+        return []
+
+    async def nothing(_: SchedulerProcess) -> None:
+        return None
+
+    with await cluster.submit() as ended, await cluster.submit() as runs:
+        waits = await cluster.submit()
+        with waits:
+            monkeypatch.setattr(SchedulerProcess, "_last_checkpoint", nothing)
+            monkeypatch.setattr(runtime, "load_unknown", load)
+            monkeypatch.setattr(gateway, "_hear", heard_without_saved(gateway))
+            ended.settle(USED)
+            epoch = cluster.leader.epoch
+            await cluster.leader._control.delete(places.LEADER)
+            await cluster.until_led_after(epoch)
+            asked.clear()
+            await until(lambda: bool(asked), 60.0)
+            ids = {one.ticket.job.request_id for one in (ended, runs, waits)}
+            assert asked[0] == ids
+
+
+def heard_without_saved(gateway: RemoteRuntime) -> Callable[[bytes], None]:
+    """A gateway's ear that misses what is safe by now."""
+    hear = gateway._hear
+
+    def heard(data: bytes) -> None:
+        unsaved = deque(gateway._unsaved)
+        hear(data)
+        gateway._unsaved = unsaved
+
+    return heard
 
 
 async def test_a_slot_is_not_taken_by_a_gateway_that_may_have_been_given_up_since(
