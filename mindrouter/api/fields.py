@@ -95,6 +95,7 @@ class RowSerializer(serializers.ModelSerializer[M]):
         models.DecimalField: WeightField,
         models.PositiveIntegerField: CountField,
         models.PositiveBigIntegerField: CountField,
+        models.PositiveSmallIntegerField: CountField,
     }
 
     def build_standard_field(
