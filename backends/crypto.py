@@ -69,10 +69,11 @@ def encrypt_anew() -> tuple[int, int]:
             rows: Any = model._default_manager.exclude(**{column.name: None})  # noqa: SLF001
             # One at a time: captured prompts may be more than fits into memory.
             for pk in list(rows.order_by("pk").values_list("pk", flat=True)):
-                value = rows.select_for_update().values_list(column.name, flat=True).get(pk=pk)
-                if value is None:
-                    unreadable += 1
-                else:
-                    rows.filter(pk=pk).update(**{column.name: value})
-                    written += 1
+                row = rows.filter(pk=pk).select_for_update()
+                for value in row.values_list(column.name, flat=True):  # none: deleted meanwhile
+                    if value is None:
+                        unreadable += 1
+                    else:
+                        rows.filter(pk=pk).update(**{column.name: value})
+                        written += 1
     return written, unreadable

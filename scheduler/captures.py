@@ -93,7 +93,7 @@ class CaptureSpool:
     def _write(self, found: list[Captured]) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if sum(path.stat().st_size for path in self.directory.iterdir()) > MOST_SPOOLED_BYTES:
+            if sum(map(_size, self.directory.iterdir())) > MOST_SPOOLED_BYTES:
                 self._lose(len(found), f"{self.directory} is full")
                 return
             _write_whole(self.directory, b"".join(seal(_encode(one)) + b"\n" for one in found))
@@ -105,6 +105,13 @@ class CaptureSpool:
         if time.monotonic() - self._complained_at >= COMPLAIN_SECONDS:
             self._complained_at = time.monotonic()
             logger.error("%d captured prompts are lost so far: %s", self.lost, why)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # loaded meanwhile, or renamed by another gateway process
 
 
 def _write_whole(directory: Path, lines: bytes) -> None:

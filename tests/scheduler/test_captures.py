@@ -18,6 +18,7 @@ from django.utils import timezone
 from accounts.captures import captured_keys, delete_captures
 from accounts.erasing import erase
 from accounts.models import ApiKey
+from backends.crypto import encrypt_anew
 from scheduler import captures, retention
 from scheduler.captures import (
     Captured,
@@ -243,6 +244,36 @@ def test_it_goes_over_to_a_new_encryption_key_on_its_way_and_at_rest(
     assert Capture.objects.get(request_id="r1").answer == b"\xff\x00"
     settings.FIELD_ENCRYPTION_KEY = old
     assert [one.request for one in Capture.objects.all()] == [None, None]
+
+
+def test_one_that_is_deleted_while_keys_are_changed_does_not_stop_that(
+    key: ApiKey, settings: Any
+) -> None:
+    old, new = settings.FIELD_ENCRYPTION_KEY, Fernet.generate_key().decode()
+    for name in ("r1", "r2"):
+        make_capture(key, name, request=PROMPT)
+    gone = Capture.objects.get(request_id="r1").pk
+
+    def first_delete(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith('SELECT "scheduler_capture"."request"') and gone in params:
+            execute("DELETE FROM scheduler_capture WHERE id = %s", [gone], many, context)
+        return execute(sql, params, many, context)
+
+    settings.FIELD_ENCRYPTION_KEY, settings.FIELD_ENCRYPTION_OLD_KEYS = new, [old]
+    with connection.execute_wrapper(first_delete):
+        assert encrypt_anew() == (1, 0)
+    settings.FIELD_ENCRYPTION_OLD_KEYS = []
+    assert [one.request for one in Capture.objects.all()] == [PROMPT]
+
+
+def test_a_file_that_is_gone_while_the_folder_is_measured_loses_nothing(
+    key: ApiKey, tmp_path: Path
+) -> None:
+    gone = tmp_path / "1.new"
+    gone.symlink_to(tmp_path / "nowhere")  # listed, and not to be found
+    spooled(tmp_path, key.pk, "r1")
+    gone.unlink()
+    assert load_captures(tmp_path) == 1
 
 
 # ---- reading
