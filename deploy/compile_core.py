@@ -31,7 +31,9 @@ def main() -> None:
         modules = [p for p in (package / "core").glob("*.py") if p.name not in INTERPRETED]
         build(sorted(map(str, modules)), Path("built"))
         shutil.rmtree(target.parent, ignore_errors=True)  # of older sources
-        shutil.copytree("built", target)
+        # Whole or not at all: who is stopped half-way, or starts meanwhile, must not find a part.
+        copied = shutil.copytree("built", target.with_suffix(".new"))
+        copied.rename(target)
     print(f"Compiled: {target}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +65,27 @@ def test_a_build_of_other_sources_is_not_used(
     else:
         (tmp_path / "two.py").rename(tmp_path / "three.py")
     assert compiled.folder() != before
+
+
+def test_a_build_that_was_not_copied_whole_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it works elsewhere
+    main = runpy.run_path(str(ROOT / "deploy" / "compile_core.py"))["main"]
+    target = tmp_path / "compiled" / "0123"
+    unreadable = ["affinity.so"]
+
+    def build(modules: list[str], built: Path) -> None:
+        core = built / "scheduler" / "core"
+        core.mkdir(parents=True)
+        for name in unreadable:
+            (core / name).symlink_to("nowhere")
+
+    monkeypatch.setitem(main.__globals__, "folder", lambda: target)
+    monkeypatch.setitem(main.__globals__, "build", build)
+    with pytest.raises(shutil.Error):
+        main()
+    assert not target.exists()
+    unreadable.clear()
+    main()
+    assert (target / "scheduler" / "core").is_dir()
