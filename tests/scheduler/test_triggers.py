@@ -18,6 +18,7 @@ from backends.models import (
     ModelStrategy,
     Node,
 )
+from mindrouter.management.commands.start import Command as Start
 from scheduler.models import ConfigurationVersion, SiteSettings
 from scheduler.triggers import CONFIGURATION_TABLES, install_triggers
 from tests.factories import make_api_key, make_backend, make_boost, make_decision, make_user
@@ -125,3 +126,9 @@ def test_a_rolled_back_change_leaves_the_version_alone() -> None:
         Group.objects.filter(name="faculty").update(scheduler_weight=5)
         transaction.set_rollback(True)
     assert version() == before
+
+
+def test_a_start_makes_up_for_what_came_after_the_migrations_of_one_that_was_stopped() -> None:
+    ConfigurationVersion.objects.all().delete()
+    Start()._migrate()
+    assert version() == 1

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
+from django.core.management.sql import emit_post_migrate_signal
 from django.db import connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
@@ -81,6 +82,8 @@ class Command(BaseCommand):
         if executor.migration_plan(executor.loader.graph.leaf_nodes()):
             self.stdout.write("Preparing the database …")
             call_command("migrate", verbosity=0)
+        else:  # triggers and permissions, which a first start that was stopped may lack
+            emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
 
     def _first_start(self) -> tuple[str | None, str | None]:
         """Create the administrator and a first key where there are no users yet."""
