@@ -412,6 +412,9 @@ class Runtime(Serving):
             except DatabaseError as error:
                 self._settled = True  # tried again in a second
                 logger.warning("Cannot save the shares: %s", error)
+            except asyncio.CancelledError:
+                self._settled = True  # the last checkpoint of all has them
+                raise
             except Exception:
                 logger.exception("Cannot save the shares")
             taken = time.monotonic() - began
