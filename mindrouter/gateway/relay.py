@@ -270,8 +270,10 @@ class BodyRelay:
             answer = _decode_answer(body)
         except (msgspec.MsgspecError, RecursionError):
             return failures.not_an_answer(self._endpoint, "sent an answer that is not valid JSON")
-        if answer.error is not None and answer.choices == answer.data == _NULL:
-            return failures.from_event(answer.error, self._endpoint)
+        if answer.choices == answer.data == _NULL:
+            if answer.error is not None:
+                return failures.from_event(answer.error, self._endpoint)
+            return failures.not_an_answer(self._endpoint, "sent JSON that is no completion")
         exchange = self._exchange
         exchange.record.first_token_at = exchange.record.first_byte_at
         exchange.complete(self._claim, read_usage(answer.usage) or self._estimate(body))
