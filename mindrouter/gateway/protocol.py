@@ -199,7 +199,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._ask_pages()
         if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
-        elif self.pipeline:
+            raise httptools.HttpParserError("too many requests ahead")  # read none of the rest
+        if self.pipeline:
             self.flow.resume_reading()  # a connection that is not read is not seen closing
 
     def _ask_pages(self) -> None:

@@ -282,6 +282,24 @@ async def test_no_more_than_a_few_requests_may_be_sent_ahead(
         assert await client.to_end(within=1.0) == b""
 
 
+@pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_of_too_many_requests_ahead_the_rest_is_not_even_read(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch, offer: bytes
+) -> None:
+    read: list[str] = []
+    ask = protocol.GatewayProtocol._ask_gateway
+
+    def noted(connection: Any, path: str) -> None:
+        read.append(path)
+        ask(connection, path)
+
+    monkeypatch.setattr(protocol.GatewayProtocol, "_ask_gateway", noted)
+    async with await router.raw() as client:
+        client.writer.write((b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n") * 200)
+        assert await client.to_end() == b""
+    assert len(read) == 1 + protocol.MAX_PIPELINED + 1
+
+
 async def test_an_idle_connection_is_kept_for_a_while_and_then_closed(
     router: RunningRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
