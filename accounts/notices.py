@@ -37,14 +37,24 @@ def notify(kind: str, subject: str, text: str, users: Iterable[User]) -> None:
     try:
         httpx.post(settings.NOTICE_WEBHOOK, json=told, timeout=WEBHOOK_SECONDS).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        host = urlsplit(settings.NOTICE_WEBHOOK).hostname  # the rest of it may be a secret
-        logger.error("The webhook at %s could not be told %r: %s", host, subject, _why(error))
+        logger.error("The webhook at %s could not be told %r: %s", _host(), subject, _why(error))
+
+
+def _host() -> str | None:
+    """Where the webhook is; the rest of its address may be a secret."""
+    address: str = settings.NOTICE_WEBHOOK
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
 
 
 def _why(error: Exception) -> str:
     """What is known of the failure, without the address."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"it answered {error.response.status_code}"
+    if isinstance(error, httpx.InvalidURL):
+        return "its address is malformed"
     return f"{type(error).__name__} {error}".strip()
 
 

@@ -137,8 +137,8 @@ def _wrong_with_redis(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:
-        return f"cannot be read: {error}"
+    except ValueError:  # it may name what a password in the address was taken for
+        return "cannot be read"
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     database = options.pop("db", "0")
     if parts.scheme not in ("redis", "rediss", "unix"):

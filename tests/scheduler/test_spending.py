@@ -113,6 +113,28 @@ def test_a_webhook_that_fails_is_named_by_its_host_alone(
     assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("address", "host", "why"),
+    [
+        ("http://[secret/hooks", "None", "ConnectError"),
+        ("http://user:secret/x@127.0.0.1/", "user", "its address is malformed"),
+    ],
+)
+def test_a_webhook_with_a_malformed_address_is_told_of_and_hides_as_much(
+    address: str, host: str, why: str, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def not_connected(*_: Any, **__: Any) -> None:
+        httpx.URL(address)  # which refuses some as they are
+        raise httpx.ConnectError("No such name")
+
+    settings.NOTICE_WEBHOOK = address
+    monkeypatch.setattr("accounts.notices.httpx.post", not_connected)
+    notify("budget", "All is used", "", [])
+    [line] = [one.getMessage() for one in caplog.records if one.name == "accounts.notices"]
+    assert line.startswith(f"The webhook at {host} could not be told 'All is used': {why}")
+    assert "secret" not in line
+
+
 def test_owners_are_reminded_once_of_each_end_of_a_key() -> None:
     now = timezone.now()
     ada = make_user("ada", email="ada@example.org")
