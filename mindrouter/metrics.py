@@ -23,7 +23,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
-from rest_framework.exceptions import APIException
+from rest_framework.exceptions import APIException, AuthenticationFailed
 
 from accounts.attempts import (
     address_of,
@@ -106,7 +106,8 @@ def _check_key(authorization: str, subscriber: str) -> None:
     try:
         user = management_key(key.strip()).user
     except APIException as error:
-        wait = note_failed_key(subscriber)
+        is_wrong = isinstance(error, AuthenticationFailed)  # not only good for other things
+        wait = note_failed_key(subscriber) if is_wrong else None
         if wait is not None:
             raise GatewayError(
                 "rate_limit_exceeded", too_many_failed(), retry_after=wait

@@ -156,6 +156,16 @@ async def test_wrong_keys_are_counted_together_wherever_they_are_tried(
         assert (await ask(path, root)).status_code == 200
 
 
+@pytest.mark.usefixtures("backend")
+async def test_a_key_for_other_things_is_no_wrong_key(router: RunningRouter, settings: Any) -> None:
+    settings.FAILED_KEYS_PER_MINUTE = 1
+    settings.METRICS_ALLOWED = []
+    key = await router.change(lambda: make_api_key(make_admin("root"), allowed_apis=["openai"]))
+    for path, status in (("/metrics", 401), ("/api/admin/groups", 403)) * 2:
+        answer = await router.client.get(path, headers={"Authorization": f"Bearer {key}"})
+        assert (answer.status_code, "not for the management API" in answer.text) == (status, True)
+
+
 def test_failures_are_counted_by_address_and_forgotten_after_a_minute() -> None:
     failed = FailedAttempts()
     assert [failed.note("a", 2, at) for at in (0.0, 10.0, 20.0)] == [None, None, 40]
