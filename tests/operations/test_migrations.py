@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ModelState, ProjectState
 from django.db.models.fields import NOT_PROVIDED
 
+from mindrouter.settings import BASE_DIR
+
 #: The last ones that were written for new sites, when nobody had an older release.
-FIRST_RELEASE = {"accounts": 5, "backends": 9, "scheduler": 12}
+FIRST_RELEASE = {"accounts": 5, "backends": 9, "scheduler": 12, "audit": 0}
 HARMLESS = (
     migrations.CreateModel,
     migrations.AddIndex,
@@ -89,6 +93,11 @@ def fills_itself(field: models.Field[Any, Any]) -> bool:
 def fields_of(constraint: models.BaseConstraint) -> set[str]:
     condition = getattr(constraint, "condition", None) or models.Q()
     return {*getattr(constraint, "fields", ()), *condition.referenced_base_fields}
+
+
+def test_the_migrations_of_every_app_of_ours_are_looked_at() -> None:
+    ours = {one.label for one in apps.get_app_configs() if Path(one.path).parent == BASE_DIR}
+    assert ours & loader().migrated_apps == FIRST_RELEASE.keys()
 
 
 def test_what_came_after_the_first_release_only_adds() -> None:
