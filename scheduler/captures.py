@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import uuid
 from codecs import getincrementaldecoder
@@ -63,7 +64,7 @@ _decode = msgspec.msgpack.Decoder(Captured).decode
 
 
 class CaptureSpool:
-    """``put`` belongs to the event loop's thread, ``write`` to any other, one at a time.
+    """``put`` belongs to the event loop's thread, ``write`` to any other.
 
     The folder is made when there is something to put into it.
     """
@@ -72,6 +73,7 @@ class CaptureSpool:
         self.directory = directory
         self.lost = 0
         self._waiting: deque[Captured] = deque()
+        self._writing = threading.Lock()  # the last ``write`` may begin while one is under way
         self._complained_at = -COMPLAIN_SECONDS
 
     @property
@@ -87,8 +89,9 @@ class CaptureSpool:
 
     def write(self) -> None:
         """Encrypt what waits and write it, each file whole or not at all."""
-        while count := min(FILE_ROWS, len(self._waiting)):
-            self._write([self._waiting.popleft() for _ in range(count)])
+        with self._writing:
+            while count := min(FILE_ROWS, len(self._waiting)):
+                self._write([self._waiting.popleft() for _ in range(count)])
 
     def _write(self, found: list[Captured]) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -264,6 +265,45 @@ def test_one_that_is_deleted_while_keys_are_changed_does_not_stop_that(
         assert encrypt_anew() == (1, 0)
     settings.FIELD_ENCRYPTION_OLD_KEYS = []
     assert [one.request for one in Capture.objects.all()] == [PROMPT]
+
+
+def test_what_waits_is_written_by_one_thread_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, alone = [threading.Event(), threading.Event()], []
+
+    def seal(data: bytes) -> bytes:
+        first, second = begun
+        if first.is_set():
+            second.set()
+        else:
+            first.set()
+            alone.append(not second.wait(0.3))
+        return b"sealed"
+
+    monkeypatch.setattr(captures, "seal", seal)
+    monkeypatch.setattr(captures, "FILE_ROWS", 1)
+    spool = CaptureSpool(tmp_path)
+    for name in ("r1", "r2"):
+        spool.put(
+            Captured(
+                request_id=name,
+                key_id=1,
+                at=0.0,
+                delete_at=1.0,
+                request=b"",
+                request_bytes=0,
+                answer=b"",
+                answer_bytes=0,
+            )
+        )
+    writing = threading.Thread(target=spool.write)
+    writing.start()
+    begun[0].wait()
+    spool.write()  # as at the end
+    writing.join()
+    assert alone == [True]
+    assert len(list(tmp_path.glob("*.sealed"))) == 2
 
 
 def test_a_file_that_is_gone_while_the_folder_is_measured_loses_nothing(
