@@ -38,13 +38,15 @@ class TrustedProxyMiddleware:
 
 class NulMiddleware:
     """Refuses addresses and cookies with a NUL: PostgreSQL stores none, so that any question about
-    it would fail. (Forms and the API's fields refuse it themselves.)"""
+    it would fail. (Forms and the API's fields refuse it themselves, and say which it is.)"""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        told = (request.path, unquote(request.META["QUERY_STRING"]), *request.COOKIES.values())
+        told = [request.path, *request.COOKIES.values()]
+        if not request.path.startswith("/api/"):
+            told.append(unquote(request.META["QUERY_STRING"]))
         if any("\0" in one for one in told):
             return HttpResponseBadRequest("An address or a cookie contains NUL.")
         return self._get_response(request)
