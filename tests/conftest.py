@@ -30,6 +30,7 @@ for _name in ("DATABASE_URL", "REDIS_URL"):
         del os.environ[_name]
 django.setup()
 
+from accounts import attempts  # noqa: E402
 from accounts.models import Group  # noqa: E402
 
 # No test is to fail because others use the machine as well.
@@ -56,6 +57,12 @@ def pytest_asyncio_loop_factories(
     if _SERVED & set(item.path.parts):
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def no_failed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong keys that other tests have sent within the minute are none of this one's."""
+    monkeypatch.setattr(attempts, "failed", attempts.FailedAttempts())
 
 
 @pytest.fixture(autouse=True)

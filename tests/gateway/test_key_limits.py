@@ -13,7 +13,6 @@ import pytest
 from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 
-from accounts import attempts
 from accounts.attempts import MINUTE, MOST_ADDRESSES, FailedAttempts, address_of
 from accounts.models import ApiKey, KeyUse
 from mindrouter.gateway import consumer
@@ -21,11 +20,6 @@ from tests.factories import make_admin, make_api_key
 from tests.running import RunningRouter
 
 WRONG = "mr-" + "0" * 64
-
-
-@pytest.fixture(autouse=True)
-def _no_failures_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "failed", FailedAttempts())
 
 
 @pytest.mark.usefixtures("backend")
