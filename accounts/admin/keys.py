@@ -69,8 +69,8 @@ class ApiKeyAdmin(SimpleHistoryAdmin, ModelAdmin):  # type: ignore[misc]
             {
                 "fields": ApiKey.CAPTURE,
                 "description": "Stores what is sent with this key and what is answered, encrypted, "
-                "for administrators to read. The key's owner and every client are told until when "
-                "and why. Tell people before you do it. Empty the first field to stop.",
+                "for administrators to read. The key's owner is told until when and why, every "
+                "client until when. Tell people before you do it. Empty the first field to stop.",
             },
         ),
     )
