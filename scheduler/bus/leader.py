@@ -625,7 +625,9 @@ class SchedulerProcess(Runtime):
         self._polls = telemetry
 
     async def _polled(self, now: float) -> None:
-        if self.epoch and now < self._lead_until:  # else another one may lead
+        # Another one may lead; and of a checkpoint that is only half read all would be forgotten
+        # whose usage is in what has expired since.
+        if self._led_since and now < self._lead_until:
             await super()._polled(now)
 
     async def _learn_budgets(self) -> None:

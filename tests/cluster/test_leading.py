@@ -307,6 +307,43 @@ async def test_a_take_over_that_fails_half_way_leaves_the_checkpoint_as_it_was(
     await until(lambda: cluster.charged() == 150.0, 60.0)
 
 
+async def test_nothing_is_dispatched_or_forgotten_while_a_checkpoint_is_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with await cluster.submit() as claim:
+        claim.settle(USED)
+    await until(lambda: not cluster.gateway._unsaved, 60.0)
+    restore, pump, look = Scheduler.restore_in_parts, Scheduler.pump, SchedulerProcess._polled
+    reading: list[Scheduler] = []
+    pumped, looked = [], asyncio.Event()
+
+    def until_looked(core: Scheduler, state: dict[str, Any], now: float) -> Parts[None]:
+        reading.append(core)
+        while not looked.is_set():
+            yield
+        yield from restore(core, state, now)
+        reading.clear()
+
+    def noted(core: Scheduler, now: float) -> Any:
+        pumped.extend(one for one in reading if one is core)
+        return pump(core, now)
+
+    async def polled(process: SchedulerProcess, now: float) -> None:
+        await look(process, now)
+        if reading:
+            looked.set()
+
+    monkeypatch.setattr(Scheduler, "restore_in_parts", until_looked)
+    monkeypatch.setattr(Scheduler, "pump", noted)
+    monkeypatch.setattr(SchedulerProcess, "_polled", polled)
+    epoch = cluster.leader.epoch
+    await cluster.leader._control.delete(places.LEADER)
+    await cluster.until_led_after(epoch)
+    assert looked.is_set()
+    assert pumped == []
+    assert cluster.charged() == 150.0
+
+
 @pytest.mark.parametrize("ends", ["while it is away", "after it is back"])
 @pytest.mark.parametrize("heir", ["the same leader", "another one"])
 async def test_a_gateway_that_was_given_up_and_comes_back_is_charged_once_for_all_it_did(
