@@ -102,7 +102,7 @@ async def test_a_restart_ends_the_drain_of_what_the_old_process_served(
 ) -> None:
     await router.runtime.stop()
     await asyncio.to_thread(changed, lambda: of(backend).update(draining=True))
-    router.runtime = await Runtime.start()
+    router.runtime = router.scheduling = await Runtime.start()
     await until(lambda: router.state_of(backend) == "disabled", 5.0)
     drained = await row(router, backend)
     assert (drained.enabled, drained.draining) == (False, False)

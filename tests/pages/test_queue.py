@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from django.test import Client
 
@@ -182,7 +183,7 @@ def test_the_page_shows_each_part_of_the_priority_and_at_most_a_hundred_rows(cli
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    "query", ["sort=nonsense", "sort=-", "start=-5", "start=x", "start=" + "9" * 40, "user=%00"]
+    "query", ["sort=nonsense", "sort=-", "start=-5", "start=x", "start=" + "9" * 40]
 )
 def test_odd_parameters_are_left_out(client, busy, query):
     client.force_login(make_admin())
@@ -294,7 +295,7 @@ async def _save_shares(runtime: Runtime) -> int:
     with patch.object(runtime, "_ask_database", instead):
         runtime._settled = True
         await runtime._save_checkpoint()
-    return len(saved[0]["units"])
+    return len(msgspec.json.decode(saved[0]["units"]))
 
 
 @pytest.mark.parametrize("look", [_look_at_queue, _look_at_statistics, _save_shares])

@@ -315,9 +315,9 @@ def test_only_the_first_of_several_choices_is_told() -> None:
     ]
 
 
-def test_a_stream_without_a_finish_reason_never_ends_cleanly() -> None:
+def test_a_stream_without_a_finish_reason_or_done_never_ends_cleanly() -> None:
     stream = MessageStream(REPLY)
-    told = stream.feed(chunk(content="Hel") + DONE)
+    told = stream.feed(chunk(content="Hel"))
     assert b"message_stop" not in told
     with pytest.raises(GatewayError) as caught:
         stream.finish()

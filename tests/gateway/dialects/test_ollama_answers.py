@@ -236,9 +236,9 @@ def test_comments_are_left_out_since_every_line_must_be_json() -> None:
     assert LineStream(REPLY, "chat").feed(b": queued position=1\n\n:\n\n") == b""
 
 
-def test_a_stream_without_a_finish_reason_never_ends_cleanly() -> None:
+def test_a_stream_without_a_finish_reason_or_done_never_ends_cleanly() -> None:
     stream = LineStream(REPLY, "chat")
-    assert lines(stream.feed(chunk(content="Hel") + DONE)) == [line(content="Hel")]
+    assert lines(stream.feed(chunk(content="Hel"))) == [line(content="Hel")]
     with pytest.raises(GatewayError) as caught:
         stream.finish(TIMINGS)
     assert lines(stream.error(caught.value, "r1")) == [{"error": caught.value.message}]

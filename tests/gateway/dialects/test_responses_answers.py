@@ -305,9 +305,9 @@ def test_a_backends_heartbeat_stays_a_comment() -> None:
     assert ResponseStream(REPLY).feed(b":\n\n") == b":\n\n"
 
 
-def test_a_stream_without_a_finish_reason_never_ends_cleanly() -> None:
+def test_a_stream_without_a_finish_reason_or_done_never_ends_cleanly() -> None:
     stream = ResponseStream(REPLY)
-    told = stream.feed(chunk(content="Hel") + DONE)
+    told = stream.feed(chunk(content="Hel"))
     assert b"response.completed" not in told
     with pytest.raises(GatewayError) as caught:
         stream.finish(TIMINGS)
