@@ -23,9 +23,11 @@ run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 cluster: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL)) redis postgresql
 	@exec $(BIN)/python manage.py cluster
 
-# Three at a time, as many tests wait for other processes; a file's tests share what they start.
+# Three at a time, as many tests wait for other processes; a file's tests share what they start. Then
+# those that need the machine for themselves, one by one.
 test: $(VENV)/.installed-dev $(MODEL) browser redis nginx postgresql
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not on_request and not alone"
+	$(BIN)/python -m pytest -m "alone and not on_request"
 
 # Client packages that cannot share an environment with the newest ones, and Node's where it is.
 .PHONY: test-clients

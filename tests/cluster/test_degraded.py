@@ -24,6 +24,7 @@ from tests.scheduler.redis import RedisServer
 from tests.stubs.openai_stub import OpenAIStub, ordinary
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),  # the first one makes the tables and starts four processes
 ]

@@ -24,6 +24,7 @@ from tests.scheduler.redis import RedisServer
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),
 ]

@@ -22,6 +22,7 @@ from tests.stubs.openai_stub import Behaviour, Call, OpenAIStub, either, ordinar
 from tests.stubs.scripted import ClientGone
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),  # the first one starts seven processes
 ]

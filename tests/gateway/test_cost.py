@@ -27,7 +27,7 @@ import scheduler
 from tests.running import RawClient, RunningRouter
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary
 
-pytestmark = pytest.mark.usefixtures("backend")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("backend")]
 
 OURS = tuple(
     str(Path(package.__file__ or "").parent) for package in (mindrouter, backends, scheduler)

@@ -257,6 +257,7 @@ async def test_who_loses_the_right_to_read_loses_the_connection(router: RunningR
     assert socket.close_code == consumers.FORBIDDEN
 
 
+@pytest.mark.alone
 @pytest.mark.browser
 @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")  # whitenoise's files
 async def test_a_browser_shows_what_the_socket_sends_and_keeps_the_place(

@@ -125,6 +125,9 @@ def test_the_form_is_that_of_apply_with_every_field_but_secrets() -> None:
                 "may_name_end_user": False,
                 "allowed_models": None,
                 "allowed_apis": None,
+                "capture_until": None,
+                "capture_reason": "",
+                "capture_days": None,
             }
             | limits
         ],
