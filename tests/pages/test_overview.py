@@ -269,19 +269,21 @@ async def test_a_browser_shows_what_the_socket_sends_and_keeps_the_place(
         lambda: chromium.open(base_url=router.url, viewport={"width": 400, "height": 800})
     )
 
+    table = "[aria-label='Table of backends']"
+    found = f'document.querySelector("{table}")'
+
     def look(page) -> None:
         page.context.add_cookies([{"name": "sessionid", "value": session, "url": router.url}])
         page.goto("/admin/")
         page.wait_for_selector("#overview-live[data-connected=yes]")
-        page.locator("[aria-label='Table of backends']").evaluate(
-            "one => { one.scrollLeft = 40; one.focus(); }"
-        )
+        page.wait_for_selector(table)
+        # In one go: what was found before may have been replaced by newer figures since.
+        page.evaluate(f"{{ const one = {found}; one.scrollLeft = 40; one.focus(); }}")
 
     def look_again(page) -> tuple[int, str]:
         page.get_by_text("weight 77").wait_for()
-        region = page.locator("[aria-label='Table of backends']")
-        focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
-        return region.evaluate("one => one.scrollLeft"), focused
+        focused = "document.activeElement.getAttribute('aria-label')"
+        return tuple(page.evaluate(f"[{found}.scrollLeft, {focused}]"))
 
     try:
         await router.change(_make_gpu)
