@@ -448,6 +448,7 @@ async def test_without_worker_and_beat_requests_go_on_and_readiness_says_so(site
     await asyncio.gather(site.worker.kill(), site.beat.kill())
 
 
+@pytest.mark.on_request  # half a minute each, and still at times too slow on a busy machine
 async def test_without_the_recorder_requests_go_on_and_their_records_come_later(
     site: Site, stub: OpenAIStub
 ) -> None:
@@ -466,6 +467,7 @@ async def test_without_the_recorder_requests_go_on_and_their_records_come_later(
     assert await site.charged() - before == 20.0
 
 
+@pytest.mark.on_request  # half a minute each, and still at times too slow on a busy machine
 async def test_without_the_database_known_keys_go_on_even_over_a_failover(
     site: Site, stub: OpenAIStub
 ) -> None:
