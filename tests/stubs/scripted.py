@@ -245,11 +245,17 @@ class ScriptedStub:
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        receive_buffer: int | None = None,
     ) -> Self:
+        """`receive_buffer`: about how many bytes the system takes for a connection that does not
+        read; without it these are megabytes, and a slow reader shows only now and then."""
         stub = cls(script, "https" if tls else "http")
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: StubConnection(stub), host, port, ssl=tls)
         stub._server = cast("asyncio.Server", server)
+        if receive_buffer is not None:  # connections have what the listening socket has
+            [listening] = server.sockets
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         stub.host, stub.port = server.sockets[0].getsockname()[:2]
         return stub
 
