@@ -51,7 +51,9 @@ Body = bytes | Sequence[bytes | FilePart]
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _BODYLESS_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
-# The dialer keeps the limit of a connect; this one, a moment later, is for names and TLS.
+# The dialer keeps the limit of a connect; this one, a moment later, is for names and TLS. Before it
+# counts as passed comes such a moment again: after a standstill of this process both limits have
+# passed at once, and the dialer has not looked yet whether the connection is there.
 _CONNECT_GRACE_SECONDS = 0.1
 _OWN_SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
@@ -234,7 +236,8 @@ class Upstream:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, origin.key, self._idle_seconds, self._keep, self._lost)
         self._open.setdefault(origin.key, set()).add(connection)
-        limit = asyncio.timeout(seconds + _CONNECT_GRACE_SECONDS)
+        limit = asyncio.timeout(None)
+        timer = loop.call_later(seconds + _CONNECT_GRACE_SECONDS, _allow_a_moment, loop, limit)
         try:
             async with limit:
                 self._connecting.add(limit)
@@ -251,6 +254,7 @@ class Upstream:
             self._give_up(connection)
             raise
         finally:
+            timer.cancel()
             self._connecting.discard(limit)
         self.counters.opened += 1
         return connection
@@ -301,3 +305,8 @@ class Upstream:
                 del self._open[connection.key]
         if self._all_lost is not None and not self._open:
             self._all_lost.set()
+
+
+def _allow_a_moment(loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None:
+    if limit.when() is None:  # else the pool is being closed
+        limit.reschedule(loop.time() + _CONNECT_GRACE_SECONDS)

@@ -63,6 +63,18 @@ class Client:
         raise AssertionError(f"{self.open(url)} connections are open, not {count}")
 
 
+async def until_still(value: Callable[[], int]) -> int:
+    """Wait until nothing moves this value any more, and return it. Turns of the loop are counted:
+    while this process stands still nothing moves it either."""
+    seen, turns = value(), 0
+    async with asyncio.timeout(30):
+        while turns < 20:
+            await asyncio.sleep(0.01)
+            before, seen = seen, value()
+            turns = turns + 1 if seen == before else 0
+    return seen
+
+
 @pytest.fixture
 async def client() -> AsyncIterator[Client]:
     client = Client()

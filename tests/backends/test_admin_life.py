@@ -243,9 +243,13 @@ def test_models_of_ollama_are_loaded_and_unloaded_from_their_list(browser: Clien
 # ---- GPUs
 
 
-def test_a_node_shows_its_gpus_with_their_age_and_links_to_its_backends(browser: Client) -> None:
+def test_a_node_shows_its_gpus_with_their_age_and_links_to_its_backends(
+    browser: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: now)
     node = Node.objects.create(name="n", telemetry_url="http://gpu-1/metrics")
-    status = NodeStatus.objects.create(node=node, gpus=GPUS, observed_at=timezone.now())
+    status = NodeStatus.objects.create(node=node, gpus=GPUS, observed_at=now)
     backend = make_backend("a", node=node, gpu_indexes=[0])
     make_backend("b", node=node)
     address = reverse("admin:backends_node_change", args=[node.pk])
@@ -255,7 +259,7 @@ def test_a_node_shows_its_gpus_with_their_age_and_links_to_its_backends(browser:
     assert reverse(CHANGE, args=[backend.pk]) in page.content.decode()
     assert "a (GPU 0), b (all GPUs)" in plain(page).replace(" ,", ",")
     assert re.search(r"answers .* 0 s ago", plain(page))
-    status.observed_at = timezone.now() - timedelta(seconds=90)
+    status.observed_at = now - timedelta(seconds=90)
     status.save()
     assert "90 s ago: too old to count, taken as unknown" in plain(browser.get(address))
     status.error = "no answer within 4 s"

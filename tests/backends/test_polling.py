@@ -478,7 +478,7 @@ def test_one_that_hangs_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None
     with vllm_stub() as hung, vllm_stub() as well:
         hung.fault = "hang"
         slow, fast = make_backend(base_url=hung.url), make_backend(base_url=well.url)
-        probe_backends([slow.pk, fast.pk], seconds=0.5)
+        probe_backends([slow.pk, fast.pk], seconds=2)
     assert order == [fast.name, slow.name]
     assert (status_of(slow).reachable, status_of(fast).reachable) == (None, True)
 
@@ -508,9 +508,10 @@ def test_probing_now_takes_bounded_time_and_raises_nothing() -> None:
         urls = [hung.url, "http://127.0.0.1:9", "http://no-such-host.invalid", well.url]
         backends = [make_backend(base_url=url, enabled=False) for url in urls]
         began = time.monotonic()
-        probe_backends([backend.pk for backend in backends] + [987654], seconds=0.5)
-        assert time.monotonic() - began < 2
+        probe_backends([backend.pk for backend in backends] + [987654], seconds=2)
+        assert time.monotonic() - began < 5
     assert [status_of(b).reachable for b in backends] == [None, False, None, True]
+    assert status_of(backends[0]).error == "no whole answer within 2 s"
 
 
 def test_probing_waits_for_a_poll_that_is_under_way_instead_of_adding_one() -> None:
@@ -519,7 +520,7 @@ def test_probing_waits_for_a_poll_that_is_under_way_instead_of_adding_one() -> N
         claimed(backend)
         began = time.monotonic()
         probe_backends([backend.pk], seconds=0.3)
-        assert 0.3 <= time.monotonic() - began < 1
+        assert 0.3 <= time.monotonic() - began < 5
         assert stub.asked == []
 
 

@@ -175,8 +175,8 @@ async def test_a_url_that_is_none_is_an_error_and_no_exception(url: str) -> None
 async def test_one_answer_that_never_comes_costs_only_itself() -> None:
     with vllm_stub() as stub:
         stub.answers["/metrics"] = stub.hang
-        result = await probe(Target(base_url=stub.url, known_engine="vllm", total_seconds=0.4))
-    assert (result.reachable, result.error) == (True, "no whole answer within 0.4 s")
+        result = await probe(Target(base_url=stub.url, known_engine="vllm", total_seconds=2))
+    assert (result.reachable, result.error) == (True, "no whole answer within 2 s")
     assert result.observation is not None
     assert result.observation.running is None
     assert [model.name for model in result.observation.models or ()] == ["smollm2"]
@@ -247,9 +247,9 @@ async def test_hanging_servers_are_given_up_together_and_in_time() -> None:
     with vllm_stub() as stub:
         stub.fault = "hang"
         began = time.monotonic()
-        targets = [Target(base_url=stub.url, total_seconds=0.3) for _ in range(20)]
+        targets = [Target(base_url=stub.url, total_seconds=0.5) for _ in range(20)]
         results = await asyncio.gather(*map(probe, targets))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5  # one after the other would take 10
     assert {result.reachable for result in results} == {None}
 
 

@@ -13,7 +13,7 @@ import pytest
 from backends.connection import Connection
 from backends.incoming import Incoming
 from backends.upstream import InvalidResponse
-from tests.backends.conftest import Client
+from tests.backends.conftest import Client, until_still
 from tests.stubs.scripted import ScriptedStub, StubConnection, chunk, head
 
 
@@ -99,10 +99,9 @@ async def test_a_slow_reader_of_a_large_request_holds_the_writing_back(client: C
     async with await ScriptedStub.start(script) as stub:
         sending = asyncio.create_task(client.send(stub.url, body=body))
         await stub.until_requests(1)
-        await asyncio.sleep(0.1)
         [connection] = client.pool._open[f"http://127.0.0.1:{stub.port}"]
         assert connection._transport is not None
-        assert connection._transport.get_write_buffer_size() < 1 << 20
+        assert await until_still(connection._transport.get_write_buffer_size) < 1 << 20
         assert not sending.done()
         may_read.set()
         assert await (await sending).read_all(100) == b"thanks"
@@ -375,10 +374,7 @@ async def test_a_reader_that_waits_stops_the_server_from_sending(client: Client)
 
     async with await ScriptedStub.start(script) as stub:
         response = await client.send(stub.url)
-        await asyncio.sleep(0.3)
-        stopped_at = sent
-        await asyncio.sleep(0.1)
-        assert sent == stopped_at < 32 << 20
+        assert await until_still(lambda: sent) < 32 << 20
         assert 0 < response.buffered <= Connection.HIGH_WATER_BYTES + (1 << 18)
         received = 0
         while part := await response.read():

@@ -84,7 +84,7 @@ async def test_a_connect_that_hangs_ends_at_its_limit(client: Client) -> None:
         started = time.monotonic()
         with pytest.raises(ConnectFailed):
             await client.send(url, connect=0.1)
-        assert 0.09 < time.monotonic() - started < 1.0
+        assert 0.09 < time.monotonic() - started < 5
         assert client.open(url) == 0
 
 
@@ -101,7 +101,7 @@ async def test_a_connect_during_a_standstill_of_this_process_is_no_fault(client:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         task = asyncio.create_task(client.send(url, connect=0.05))
         await asyncio.sleep(0)
-        time.sleep(0.1)  # noqa: ASYNC251  (this is the standstill)
+        time.sleep(1)  # noqa: ASYNC251  (this is the standstill)
         await asyncio.sleep(0.02)
         assert not task.done()
         task.cancel()
@@ -127,8 +127,9 @@ async def test_a_lookup_that_hangs_ends_at_its_limit_and_is_shared(
     assert [type(result) for result in results] == [ConnectFailed] * 10
     assert lookups == 1
     release.set()
-    await asyncio.sleep(0.01)
-    assert not client.pool._dialer._lookups
+    async with asyncio.timeout(5):
+        while client.pool._dialer._lookups:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def test_an_address_that_swallows_packets_leaves_time_for_the_next(
@@ -196,7 +197,7 @@ async def test_silence_before_the_head_ends_at_the_first_byte_limit(client: Clie
     async with await ScriptedStub.start(after_request()) as stub:
         started = time.monotonic()
         body, error = await read_until_fault(client, stub.url, first_byte=0.1, between=0.02)
-        assert 0.1 <= time.monotonic() - started < 0.5
+        assert 0.1 <= time.monotonic() - started < 5
         assert (body, type(error)) == (b"", FirstByteTimeout)
         assert isinstance(error, UpstreamError)
         assert error.reason == "upstream_timeout"
@@ -224,12 +225,12 @@ async def test_neither_interim_responses_nor_a_slow_head_extend_the_limit(
 ) -> None:
     async def script(conn: StubConnection) -> None:
         await conn.read_request()
-        await conn.write_bytewise(drip, 0.005)
+        await conn.write_bytewise(drip, 0.01)  # for 4 s
 
     async with await ScriptedStub.start(script) as stub:
         started = time.monotonic()
-        _, error = await read_until_fault(client, stub.url, first_byte=0.15)
-        assert time.monotonic() - started < 0.6
+        _, error = await read_until_fault(client, stub.url, first_byte=0.5)
+        assert time.monotonic() - started < 3
         assert type(error) is FirstByteTimeout
 
 
@@ -286,7 +287,7 @@ async def test_a_head_without_a_body_ends_at_the_first_byte_limit(client: Client
         response = await client.send(stub.url, first_byte=0.15, between=0.05)
         with pytest.raises(FirstByteTimeout):
             await response.read()
-        assert 0.15 <= time.monotonic() - started < 0.6
+        assert 0.15 <= time.monotonic() - started < 5
 
 
 async def test_a_late_head_leaves_the_time_between_chunks_for_the_body(client: Client) -> None:
@@ -294,11 +295,11 @@ async def test_a_late_head_leaves_the_time_between_chunks_for_the_body(client: C
         await conn.read_request()
         await asyncio.sleep(0.1)
         await conn.start_chunked()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
         await conn.write(chunk(b"first"), b"0\r\n\r\n")
 
     async with await ScriptedStub.start(script) as stub:
-        response = await client.send(stub.url, first_byte=0.2, between=5)
+        response = await client.send(stub.url, first_byte=1.2, between=20)
         assert await response.read_all(10) == b"first"
 
 
@@ -306,7 +307,7 @@ async def test_silence_in_the_body_ends_at_the_limit_between_chunks(client: Clie
     async with await ScriptedStub.start(after_request(CHUNKED + chunk(b"a"), chunk(b"b"))) as stub:
         started = time.monotonic()
         body, error = await read_until_fault(client, stub.url, between=0.1)
-        assert 0.1 <= time.monotonic() - started < 0.5
+        assert 0.1 <= time.monotonic() - started < 5
         assert (body, type(error)) == (b"ab", Stalled)
         await stub.until_open(0)
 
@@ -320,19 +321,19 @@ async def test_the_limit_between_chunks_holds_from_the_first_one_on(client: Clie
 
     async with await ScriptedStub.start(script) as stub:
         started = time.monotonic()
-        body, error = await read_until_fault(client, stub.url, first_byte=15, between=0.1)
+        body, error = await read_until_fault(client, stub.url, first_byte=20, between=0.1)
         assert (body, type(error)) == (b"a", Stalled)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
 
 
 async def test_a_slow_but_steady_stream_is_no_fault(client: Client) -> None:
     async def script(conn: StubConnection) -> None:
         await conn.read_request()
-        await conn.stream([b"x"] * 12, delay=0.05)
+        await conn.stream([b"x"] * 30, delay=0.05)
 
     async with await ScriptedStub.start(script) as stub:
-        response = await client.send(stub.url, between=0.2)
-        assert await response.read_all(20) == b"x" * 12
+        response = await client.send(stub.url, between=1.2)
+        assert await response.read_all(40) == b"x" * 30
 
 
 async def test_a_slow_reader_is_not_the_servers_silence(client: Client) -> None:
@@ -344,11 +345,11 @@ async def test_a_slow_reader_is_not_the_servers_silence(client: Client) -> None:
         await conn.stall()
 
     async with await ScriptedStub.start(script) as stub:
-        response = await client.send(stub.url, between=0.1)
+        response = await client.send(stub.url, between=1)
         body = b""
         while len(body) < size // 2:
             body += await response.read()
-        await asyncio.sleep(0.4)  # the buffer is full, so that reading has stopped
+        await asyncio.sleep(1.4)  # the buffer is full, so that reading has stopped
         while not body.endswith(b"y"):
             body += await response.read()
         assert len(body) == size + 1
@@ -381,7 +382,7 @@ async def test_bytes_that_came_while_this_process_stood_still_are_no_silence(
 ) -> None:
     """Where the loop stands still decides whether it looks at timers or at sockets next."""
     listener = socket.create_server(("127.0.0.1", 0))
-    read_on = threading.Event()
+    read_on, sent = threading.Event(), threading.Event()
 
     def serve() -> None:
         sock, _ = listener.accept()
@@ -389,17 +390,19 @@ async def test_bytes_that_came_while_this_process_stood_still_are_no_silence(
         sock.sendall(CHUNKED + chunk(b"a"))
         read_on.wait()
         sock.sendall(chunk(b"b") + b"0\r\n\r\n")
+        sent.set()
         sock.recv(1)
         sock.close()
 
     def stand_still() -> None:
         read_on.set()
-        time.sleep(0.3)
+        sent.wait(5)
+        time.sleep(1.3)
 
     ours, theirs = socket.socketpair()
     server = threading.Thread(target=serve)
     server.start()
-    response = await client.send(f"http://127.0.0.1:{listener.getsockname()[1]}", between=0.1)
+    response = await client.send(f"http://127.0.0.1:{listener.getsockname()[1]}", between=1)
     assert await response.read() == b"a"
     if moment == "in a task":
         stand_still()

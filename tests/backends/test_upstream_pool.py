@@ -105,7 +105,7 @@ async def test_no_more_than_the_limit_is_kept_idle() -> None:
 
 
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
-    pool = Upstream(idle_seconds=0.05)
+    pool = Upstream(idle_seconds=0.5)
     client = Client(pool)
     async with await ScriptedStub.start(hello) as stub:
         await read(client, stub.url)
@@ -303,7 +303,7 @@ async def test_the_server_sees_at_once_that_a_request_was_abandoned(
             with pytest.raises(asyncio.CancelledError):
                 await task
         StubConnection.stub_wait.set()  # type: ignore[attr-defined]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await stub.connections[0].gone.wait()
         await client.until_open(stub.url, 0)
 
@@ -356,7 +356,7 @@ async def test_cancelling_at_any_turn_of_the_loop_leaks_nothing(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             assert await read(client, stub.url) == b"hello"
             assert await read(client, other.url) == b"hello"
         await client.until_open(stub.url, client.idle(stub.url))
@@ -452,9 +452,9 @@ async def test_closing_the_pool_ends_connects_too(client: Client) -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen(0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    tasks = [asyncio.create_task(client.send(url)) for _ in range(5)]
+    tasks = [asyncio.create_task(client.send(url, connect=60)) for _ in range(5)]
     await asyncio.sleep(0.05)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await client.pool.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(result) for result in results} <= {ConnectFailed, EndedEarly}
