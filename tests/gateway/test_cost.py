@@ -163,34 +163,41 @@ async def test_a_request_awaits_little(router: RunningRouter) -> None:
 async def test_a_request_that_is_served_holds_few_allocations(
     router: RunningRouter, stub: OpenAIStub
 ) -> None:
-    everybody_waits, go_on = asyncio.Event(), asyncio.Event()
-    count = 0
-
-    async def wait(call: Call) -> None:
-        nonlocal count
-        count += 1
-        if count == TOGETHER:
-            everybody_waits.set()
-        await go_on.wait()
-        await ordinary(call)
-
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(await router.raw()) for _ in range(TOGETHER)]
         for client in clients:  # connections and what else is kept are there
             client.post()
         for client in clients:
             await client.response(within=60.0)
-        stub.behaviour = wait
-        gc.collect()
-        with allocating() as allocations:
-            for client in clients:
-                client.post()
-            await everybody_waits.wait()
-            held = allocations()
-            go_on.set()
-            for client in clients:
-                await client.response(within=60.0)
-    assert held / TOGETHER <= 86
+        # What runs by the clock may fall into a round, and holds something of its own then.
+        held = min([await held_while_served(clients, stub) for _ in range(4)])
+    assert held / TOGETHER <= 80
+
+
+async def held_while_served(clients: list[RawClient], stub: OpenAIStub) -> int:
+    """What our code holds while a request of each client waits for its answer."""
+    everybody_waits, go_on = asyncio.Event(), asyncio.Event()
+    count = 0
+
+    async def wait(call: Call) -> None:
+        nonlocal count
+        count += 1
+        if count == len(clients):
+            everybody_waits.set()
+        await go_on.wait()
+        await ordinary(call)
+
+    stub.behaviour = wait
+    gc.collect()
+    with allocating() as allocations:
+        for client in clients:
+            client.post()
+        await everybody_waits.wait()
+        held = allocations()
+        go_on.set()
+        for client in clients:
+            await client.response(within=60.0)
+    return held
 
 
 async def test_a_chunk_is_copied_out_of_its_frame_and_into_the_clients_and_no_more(
