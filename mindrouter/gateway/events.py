@@ -23,6 +23,9 @@ _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+_NAMED_ERROR = re.compile(rb"(?:^|[\r\n])event: ?error *(?=[\r\n]|$)")
+#: The same, or llama.cpp's older form, a field of its own.
+_ERROR_LINE = re.compile(rb"(?:^|[\r\n])(?:error:|event: ?error *(?=[\r\n]|$))")
 _DONE = re.compile(rb"(?:^|[\r\n])data:[ \t]*\[DONE\][ \t]*(?=[\r\n]|$)")
 #: The first thing a person would see: text, reasoning or a tool's name or arguments.
 _CONTENT = re.compile(
@@ -89,11 +92,26 @@ def read_usage(raw: msgspec.Raw) -> Usage | None:
 
 def read_event(event: bytes) -> _Event | None:
     """The JSON of one event's data lines, or None where it is none that concerns us."""
-    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     try:
-        return _event_decoder.decode(b"\n".join(lines))
+        return _event_decoder.decode(_data_of(event))
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+def named_error(event: bytes) -> Any:
+    """What an event that is named ``error`` tells, in whatever words; None: it is not named so."""
+    if _NAMED_ERROR.search(event) is None:
+        return None
+    data = _data_of(event).strip()
+    try:
+        told = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        told = data.decode("utf-8", "replace")
+    return (told.get("error") if isinstance(told, dict) else None) or told or "error"
+
+
+def _data_of(event: bytes) -> bytes:
+    return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
 
 
 class Events(Protocol):
@@ -186,7 +204,8 @@ class EventStream:
         self._pending.clear()
         if self.torn:
             return rest
-        if read_event(rest) is None and not _DONE.search(rest):
+        told = read_event(rest) or named_error(rest)
+        if told is None and not _DONE.search(rest):
             return b""
         return self._look(rest + b"\n\n")
 
@@ -221,7 +240,7 @@ class EventStream:
         if b"[DONE]" in block:
             block = _up_to_done(block)
         told: Usage | None = None
-        if b'"error"' in block or b"\nerror:" in block or block.startswith(b"error:"):
+        if b"error" in block and (b'"error"' in block or _ERROR_LINE.search(block)):
             block, told = self._until_error(block)
         if b'"usage"' in block and _USAGE.search(block):
             block = self._take_usage(block)
@@ -253,6 +272,8 @@ class EventStream:
             block = block[match.start() :]
             finishes = len(_FINISH.findall(block))
         events += block.count(b"\ndata:") + block.startswith(b"data:") - finishes
+        if b"\r" in block:  # which ends a line by itself, too
+            events += block.count(b"\rdata:")
         if b"[DONE]" in block:
             events -= len(_DONE.findall(block))
         self._events += events
@@ -283,6 +304,9 @@ class EventStream:
                 self.error = parsed.failure
                 told = read_usage(parsed.usage)
                 break
+            if (named := named_error(event)) is not None:
+                self.error = named
+                break
             kept.append(event)
         return b"".join(kept), told
 
@@ -301,6 +325,7 @@ def _says_more_than_content(data: bytes) -> bool:
         b'"usage"' in data
         or b"error" in data
         or b"[DONE]" in data
+        or b"\r" in data
         or data.count(b'"finish_reason"') != data.count(b'"finish_reason":null')
     )
 

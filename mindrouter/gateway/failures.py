@@ -131,7 +131,8 @@ def from_event(error: Any, endpoint: Endpoint) -> Failure:
     if isinstance(error, GatewayError):
         return Failure(error, "none", "elsewhere")
     details = error if isinstance(error, dict) else {"message": error}
-    message = _without_secrets(str(details.get("message") or error), endpoint)[:MAX_TEXT]
+    told_words = details.get("message") or details.get("detail") or error
+    message = _without_secrets(str(told_words), endpoint)[:MAX_TEXT]
     status = details.get("code") or details.get("status") or details.get("status_code")
     if not isinstance(status, int) or not 400 <= status <= 599:
         status = 502

@@ -152,6 +152,27 @@ async def test_case_b01_b07_a_stream_is_read_in_whatever_way_it_is_written(
         assert record.usage_estimated is False, name
 
 
+def unasked(events: list[bytes]) -> list[bytes]:
+    """As from a server that never tells its usage."""
+    return [event for event in events if b'"usage"' not in event]
+
+
+@pytest.mark.parametrize("bytewise", [False, True], ids=["at once", "bytewise"])
+@every_form_of_stream
+async def test_case_b35_tokens_are_estimated_alike_whatever_lines_end_with(
+    router: RunningRouter, stub: OpenAIStub, surface: Surface, bytewise: bool
+) -> None:
+    await surface.backend(router, stub)
+    stub.words = [f"word{n} " for n in range(37)]
+    for end in (b"\n", b"\r\n", b"\r"):
+        ends = with_ends(end)
+        stub.then(sent(lambda events, ends=ends: ends(unasked(events)), bytewise=bytewise))
+        assert surface.text(as_read(await surface.ask(router), surface)) == "".join(stub.words)
+        record = (await router.records())[-1]
+        found = record.outcome, record.completion_tokens, record.usage_estimated
+        assert found == ("completed", 37, True), end
+
+
 LONG_WORD = "ä" * 700_000  # more than a megabyte
 
 
@@ -173,6 +194,10 @@ BROKEN: dict[str, bytes] = {
     "an object and done": sse({"error": TOLD}) + DONE,
     "a text": sse({"error": TOLD["message"]}),
     "a named event": b"event: error\n" + sse({"error": TOLD}),
+    "a named event alone": b"event: error\n" + sse(TOLD),
+    "a named event by the carriage": b"event: error\r" + sse(TOLD).replace(b"\n", b"\r"),
+    "a named event in FastAPI's words": b"event: error\n" + sse({"detail": TOLD["message"]}),
+    "a named event of plain words": b"event: error\ndata: %b\n\n" % TOLD["message"].encode(),
     "beside a choice": sse(
         {"error": TOLD, "choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]}
     ),

@@ -16,7 +16,6 @@ LINE_END = re.compile(rb"\r\n|\n|\r")
 BLANK_LINES = re.compile(
     rb"(?>\r\n|\r|\n){2,}"
 )  # how many there are between two events says nothing
-BARE_RETURN = re.compile(rb"\r(?!\n)")
 
 
 class Outcome(NamedTuple):
@@ -26,13 +25,12 @@ class Outcome(NamedTuple):
     done: bool
     finished: bool
     first_token_seen: bool
-    estimated_tokens: int | None  # by lines that end as all engines' do
+    estimated_tokens: int
 
 
 def relayed(reads: list[bytes], *, hide_usage: bool) -> Outcome:
     stream = EventStream(hide_usage=hide_usage)
     passed = b"".join([*map(stream.feed, reads), stream.finish()])
-    exact = not BARE_RETURN.search(b"".join(reads))
     return Outcome(
         BLANK_LINES.sub(b"\n\n", passed),
         stream.usage,
@@ -40,7 +38,7 @@ def relayed(reads: list[bytes], *, hide_usage: bool) -> Outcome:
         stream.done,
         stream.finished,
         stream.first_token_seen,
-        stream.estimated_tokens if exact else None,
+        stream.estimated_tokens,
     )
 
 

@@ -257,6 +257,23 @@ def test_events_with_content_are_counted_and_no_others() -> None:
         assert stream.estimated_tokens == 37
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+@pytest.mark.parametrize("size", [1, 7, 200, 10_000])
+def test_events_are_counted_whatever_their_lines_end_with_and_however_they_are_cut(
+    line_end: bytes, size: int
+) -> None:
+    words = [b"id: 1\n" + delta(f"word{n} ") for n in range(37)]
+    data = b"".join([ROLE, *words, b": ping\n\n", STOP, DONE]).replace(b"\n", line_end)
+    _, stream = relay([data[at : at + size] for at in range(0, len(data), size)])
+    assert stream.estimated_tokens == 37
+
+
+def test_events_are_counted_where_some_lines_end_in_another_way() -> None:
+    reads = [delta("a"), (delta("b") + delta("c")).replace(b"\n", b"\r") + delta("d"), DONE]
+    _, stream = relay(reads)
+    assert stream.estimated_tokens == 4
+
+
 def test_a_role_alone_is_no_token() -> None:
     for role in (ROLE, ROLE.replace(b'""', b"null")):
         _, stream = relay([role])
@@ -339,6 +356,42 @@ def test_llama_cpps_older_error_field_is_an_error() -> None:
         passed, stream = relay(reads)
         assert passed == ROLE
         assert stream.error == {"message": "x"}
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'data: {"message": "no", "code": 500}', {"message": "no", "code": 500}),
+        (b'data: {"detail": "no"}', {"detail": "no"}),
+        (b'data: {"error": {"message": "no"}}', {"message": "no"}),
+        (b'data: "no"', "no"),
+        (b"data: no memory\ndata: left", "no memory\n left"),
+        (b"data:", "error"),
+        (b"id: 7", "error"),
+    ],
+)
+def test_an_event_that_is_named_error_is_one_whatever_it_says(
+    data: bytes, told: object, line_end: bytes
+) -> None:
+    start, rest = ROLE + delta("Hel"), delta("more") + DONE
+    for name in (b"event: error\n", b"event:error \n", b"id: 1\nevent: error\n"):
+        failure = (name + data + b"\n\n").replace(b"\n", line_end)
+        for reads in ([start, failure, rest], [start + failure + rest], [start, failure[:-1]]):
+            passed, stream = relay(reads)
+            assert passed == start
+            assert stream.error == told
+
+
+def test_events_about_errors_by_another_name_are_none() -> None:
+    parts = [
+        b"event: errors\n" + delta("Hel"),
+        b"event: message\n" + delta("event: error"),
+        b": event: error\n\n",
+    ]
+    passed, stream = relay([*parts, DONE])
+    assert passed == b"".join(parts) + DONE
+    assert stream.error is None
 
 
 def test_a_null_error_and_a_text_about_errors_are_none() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mindrouter.gateway.dialects.splitter import Splitter
 from mindrouter.gateway.errors import GatewayError
+from mindrouter.gateway.events import named_error
 from scheduler.core.jobs import Usage
 
 
@@ -65,8 +66,12 @@ class NativeStream(ABC):
         for event in events:
             if self.over:
                 break
-            if self._look(event):
-                kept.append(event)
+            if not self._look(event):
+                continue
+            if b"error" in event and (told := named_error(event)) is not None:
+                self.error = told
+                break
+            kept.append(event)
         return kept
 
     @abstractmethod
