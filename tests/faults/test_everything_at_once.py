@@ -33,6 +33,7 @@ from tests.stubs.openai_stub import (
 
 REQUESTS = 300
 SEEDS = [1, 2]
+pytestmark = pytest.mark.parametrize("mode", ["embedded", "cluster"])
 HTML = respond(200, b"<html>", ("Content-Type", "text/html"))
 
 
