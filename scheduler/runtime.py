@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from django.utils import timezone
 from accounts.limits import Hold, Holder, Refusal, Use
 from backends.draining import disable_drained
 from scheduler.admission import Admission, load_unknown
+from scheduler.core.checkpoint import BrokenCheckpointError
 from scheduler.core.errors import Evicted, Rejected
 from scheduler.core.jobs import Job, Usage
 from scheduler.core.parts import Parts
@@ -134,7 +135,8 @@ class Runtime(Serving):
         self._adopt(snapshot, now)
         self._observe(telemetry, now)
         if checkpoint is not None:
-            self.scheduler.restore(checkpoint, now)
+            with broken_checkpoint_told():
+                self.scheduler.restore(checkpoint, now)
         await self._learn_budgets()
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
@@ -435,6 +437,15 @@ class Runtime(Serving):
             self._settled = False
             state = await pausing(self.scheduler.checkpoint_in_parts(time.monotonic()))
             await self._ask_database(save_state, state)
+
+
+@contextlib.contextmanager
+def broken_checkpoint_told() -> Iterator[None]:
+    """Serve with shares that begin anew, rather than not at all."""
+    try:
+        yield
+    except BrokenCheckpointError as error:
+        logger.error("The saved shares cannot be read, and begin anew: %s", error)
 
 
 async def pausing(parts: Parts[_T]) -> _T:

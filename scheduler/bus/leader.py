@@ -53,7 +53,13 @@ from scheduler.core.errors import SchedulerError
 from scheduler.core.parts import as_json
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.tunables import Tunables
-from scheduler.runtime import Runtime, load_all, pausing, save_state
+from scheduler.runtime import (
+    Runtime,
+    broken_checkpoint_told,
+    load_all,
+    pausing,
+    save_state,
+)
 from scheduler.serving import end_tasks
 from scheduler.snapshot import BackendTelemetry
 
@@ -265,7 +271,8 @@ class SchedulerProcess(Runtime):
             self._saved = dict(bus)
             self._absent = dict(state.get("absent", {}))
             self._expected |= set(bus)
-            await pausing(self.scheduler.restore_in_parts(state, time.monotonic()))
+            with broken_checkpoint_told():
+                await pausing(self.scheduler.restore_in_parts(state, time.monotonic()))
         # Anew, since what was used while standing by is not known.
         self.admission = Admission()
         self.admission.configure(self.snapshot, {}, (), time.monotonic())

@@ -98,12 +98,28 @@ def _finite(tag: float) -> float | None:
     return tag if math.isfinite(tag) else None
 
 
+class BrokenCheckpointError(Exception):
+    """What was saved is none of ours: what was read before the fault is taken up, and no more."""
+
+
 def load(
     state: dict[str, Any], roster: Roster, share: FairShare, cluster: Cluster, now: float
 ) -> Parts[None]:
-    """Take up what can be understood; units of users that are gone are left out."""
+    """Take up what can be understood; units of users that are gone are left out.
+
+    Raises: BrokenCheckpointError.
+    """
     if state.get("version") != VERSION:
         return
+    try:
+        yield from _take_up(state, roster, share, cluster, now)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise BrokenCheckpointError(repr(error)) from error
+
+
+def _take_up(
+    state: dict[str, Any], roster: Roster, share: FairShare, cluster: Cluster, now: float
+) -> Parts[None]:
     share.burst.beta = float(state.get("beta", 0.0))
     share.latest_level = [float(level) for level in state.get("latest_level", (0.0, 0.0))]
     share.outputs.update(state.get("outputs", {}))

@@ -546,7 +546,10 @@ class Scheduler:
         return checkpoint.save(self._roster, self._share, self._cluster, now)
 
     def restore(self, state: dict[str, Any], now: float) -> None:
-        """Take up a checkpoint, after ``configure`` and before the first job."""
+        """Take up a checkpoint, after ``configure`` and before the first job.
+
+        Raises: BrokenCheckpointError.
+        """
         whole(self.restore_in_parts(state, now))
 
     def restore_in_parts(self, state: dict[str, Any], now: float) -> Parts[None]:

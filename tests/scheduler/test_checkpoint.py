@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from scheduler import runtime
 from scheduler.models import ShareCheckpoint
@@ -47,3 +48,38 @@ async def test_what_was_to_be_saved_when_all_is_stopped_is_left_to_the_last_chec
     task.cancel()
     await asyncio.wait([task])
     assert stopped._settled
+
+
+def saved_elsewhere(state: dict[str, Any]) -> None:
+    try:
+        save_state(state)
+    finally:
+        connection.close()
+
+
+BROKEN = {
+    "units are no list": {"version": 1, "units": 7},
+    "a unit without its values": {"version": 1, "units": [[1, 1]]},
+    "a number is a word": {"version": 1, "beta": "much"},
+    "a window without tokens": {"version": 1, "window": [{"age": 3}]},
+    "a window of units that are not there": {
+        "version": 1, "window": [{"age": 1, "tokens": [[9, 5]]}]
+    },
+    "of a later version": {"version": 99, "units": "anything"},
+}  # fmt: skip
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("state", BROKEN.values(), ids=BROKEN)
+async def test_a_checkpoint_that_cannot_be_read_costs_the_shares_and_not_the_start(
+    state: dict[str, Any], tmp_path: Path, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.SPOOL_DIR = tmp_path
+    await asyncio.to_thread(saved_elsewhere, state)
+    runtime = await Runtime.start()
+    try:
+        assert runtime.scheduler.backend_states(0.0) == []
+        told = [one.message for one in caplog.records if "begin anew" in one.message]
+        assert len(told) == (0 if state["version"] == 99 else 1)
+    finally:
+        await runtime.stop()
