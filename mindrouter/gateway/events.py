@@ -325,7 +325,7 @@ def _says_more_than_content(data: bytes) -> bool:
         b'"usage"' in data
         or b"error" in data
         or b"[DONE]" in data
-        or b"\r" in data
+        or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n"))
         or data.count(b'"finish_reason"') != data.count(b'"finish_reason":null')
     )
 
