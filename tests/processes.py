@@ -111,7 +111,7 @@ class RouterProcess:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    async def records(self, count: int, within: float = 10.0) -> list[Decision]:
+    async def records(self, count: int, within: float = 30.0) -> list[Decision]:
         """Wait until there are so many records; in the order of arrival."""
         async with asyncio.timeout(within):
             while True:

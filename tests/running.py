@@ -161,7 +161,7 @@ class RunningRouter:
 
     # ---- what is known afterwards
 
-    async def idle(self, within: float = 2.0) -> None:
+    async def idle(self, within: float = 20.0) -> None:
         """Wait until no request is being served, and the scheduler knows it."""
         async with asyncio.timeout(within):
             while self.runtime.serving:
@@ -172,7 +172,7 @@ class RunningRouter:
         """Wait until the scheduler knows all that has happened so far."""
         await self.runtime.use_of([])  # a question comes after what was said before
 
-    async def until_waiting(self, count: int, within: float = 2.0) -> None:
+    async def until_waiting(self, count: int, within: float = 20.0) -> None:
         await until(lambda: self.waiting == count, within)
 
     @property
@@ -219,7 +219,7 @@ class RunningRouter:
         return list(Decision.objects.order_by("arrived_at", "id"))
 
 
-async def until(condition: Callable[[], bool], within: float = 2.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 20.0) -> None:
     """Wait for something that tells nobody when it happens."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110
@@ -332,7 +332,7 @@ async def running_router(
     router = await RunningRouter.start(spool, protocol, cluster=cluster)
     try:
         yield router
-        await router.idle(within=5.0)
+        await router.idle()
         assert (router.in_flight, router.waiting) == (0, 0), "slots or jobs are left over"
         assert router.left_over() == [], "something is still held or reserved"
         assert not router.runtime.spool._open, "records were never closed"

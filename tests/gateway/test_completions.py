@@ -272,7 +272,7 @@ async def test_a_backend_that_does_not_end_after_done_holds_nothing_up(
     router: RunningRouter, stub: OpenAIStub
 ) -> None:
     stub.then(never_ending)
-    response = await asyncio.wait_for(router.chat(stream=True), 0.5)
+    response = await asyncio.wait_for(router.chat(stream=True), 20)
     assert response.content.endswith(b"[DONE]\n\n")
     assert router.in_flight == 0
 

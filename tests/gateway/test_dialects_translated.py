@@ -119,7 +119,7 @@ async def test_what_cannot_be_translated_is_refused_by_name_before_it_waits(
     stub.then(held(ended))
     running = asyncio.create_task(router.chat())
     await stub.until_calls(1)
-    async with asyncio.timeout(2):  # the only slot is taken
+    async with asyncio.timeout(20):  # the only slot is taken
         response = await router.client.post(path, json=REQUESTS[path] | fields)
     assert response.status_code == 400
     assert name in response.text
@@ -242,7 +242,7 @@ async def test_a_client_that_leaves_a_translated_stream_frees_its_slot(
         client.post(REQUESTS["/v1/messages"] | {"stream": True}, path="/v1/messages")
         await client.until(b"text_delta")
         client.close()
-        await asyncio.wait_for(ended.wait(), 2)
+        await asyncio.wait_for(ended.wait(), 20)
     assert (await router.record()).outcome == "cancelled"
     assert router.in_flight == 0
 

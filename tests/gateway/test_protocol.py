@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mindrouter.gateway import protocol
-from tests.running import RawClient, RunningRouter, body
+from tests.running import RawClient, RunningRouter, body, until
 from tests.stubs.openai_stub import OpenAIStub, held
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -83,26 +83,26 @@ async def test_a_head_that_trickles_has_no_longer_than_one_that_does_not(
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
 
     async def trickle(client: RawClient) -> None:
-        for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100:
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 1000:  # for 20 s
             client.writer.write(bytes([byte]))
             await asyncio.sleep(0.02)
 
     async with await router.raw() as client:
         writing = asyncio.create_task(trickle(client))
-        await refused(client, 408, within=1.0)
+        await refused(client, 408, within=5.0)
         writing.cancel()
 
 
 async def test_the_deadline_of_a_head_does_not_end_a_request_that_takes_longer(
     router: RunningRouter, stub: OpenAIStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 1.0)
     go_on = asyncio.Event()
     stub.then(held(go_on))
     async with await router.raw() as client:
         client.post()
         await stub.until_calls(1)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
         go_on.set()
         assert (await client.response())[0] == 200
 
@@ -170,7 +170,7 @@ async def test_a_client_that_waits_is_refused_without_having_to_send(
     async with await router.raw() as client:
         headers = {"Expect": "100-continue", "Content-Length": str(10**12)}
         client.send("POST /v1/chat/completions", headers)
-        status, _, data = await client.response(within=1.0)
+        status, _, data = await client.response()
         assert (status, json.loads(data)["error"]["code"]) == (413, "body_too_large")
 
 
@@ -194,7 +194,7 @@ async def test_a_broken_body_is_refused_and_recorded_as_a_client_that_left(
 ) -> None:
     async with await router.raw() as client:
         client.send("POST /v1/chat/completions", {"Transfer-Encoding": "chunked"}, b"5\r\nhel")
-        await asyncio.sleep(0.02)  # until it waits for the rest
+        await until(lambda: bool(router.runtime.serving))  # it waits for the rest
         client.writer.write(b"loXX\r\nnonsense")
         await refused(client, 400)
     record = await router.record()
@@ -266,7 +266,7 @@ async def test_a_client_that_sent_ahead_is_still_seen_leaving(
         client.post()
         call = await stub.until_calls(1)
         client.close()
-        await asyncio.wait_for(call.connection.gone.wait(), 1.0)
+        await asyncio.wait_for(call.connection.gone.wait(), 10.0)
     assert [r.outcome for r in await router.records()] == ["cancelled"]
 
 
@@ -279,7 +279,7 @@ async def test_no_more_than_a_few_requests_may_be_sent_ahead(
         await stub.until_calls(1)
         for _ in range(protocol.MAX_PIPELINED + 1):
             client.send("GET /healthz")
-        assert await client.to_end(within=1.0) == b""
+        assert await client.to_end() == b""
 
 
 @pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
@@ -310,7 +310,7 @@ async def test_an_idle_connection_is_kept_for_a_while_and_then_closed(
         connection.timeout_keep_alive = 0.05  # type: ignore[union-attr]
         client.send("GET /healthz")
         await client.response()
-        assert await client.to_end(within=1.0) == b""
+        assert await client.to_end() == b""
 
 
 async def test_vanished_clients_are_noticed_by_the_kernel(router: RunningRouter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import httpx
@@ -43,6 +44,16 @@ def error(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     return found
 
 
+async def until_done(
+    tasks: list[asyncio.Task[httpx.Response]], count: int
+) -> tuple[set[asyncio.Task[httpx.Response]], set[asyncio.Task[httpx.Response]]]:
+    """Wait until so many are done, and no more than these; those done, and the others."""
+    await until(lambda: sum(task.done() for task in tasks) >= count)
+    done, others = await asyncio.wait(tasks, timeout=0.2)
+    assert len(done) == count
+    return done, others
+
+
 # ---- B30, D2: bounds
 
 
@@ -50,8 +61,7 @@ async def test_what_fits_waits_and_the_rest_is_refused_at_once(
     router: RunningRouter, stub: OpenAIStub, go_on: asyncio.Event, busy: asyncio.Task[Any]
 ) -> None:
     tasks = [asyncio.create_task(router.chat()) for _ in range(4)]
-    done, waiting = await asyncio.wait(tasks, timeout=0.2)
-    assert len(done) == 2
+    done, waiting = await until_done(tasks, 2)
     for task in done:
         error(task.result(), 429, "queue_full")
     assert (router.in_flight, router.waiting) == (1, 2)
@@ -71,8 +81,6 @@ async def test_refused_requests_change_nobodys_share(
     ada = await router.ask(User.objects.get, username="ada")
 
     def deficit() -> Any:
-        import time
-
         shares = router.runtime.scheduler.shares(time.monotonic())
         return next((s.deficit for s in shares if s.user_id == ada.pk), None)
 
@@ -94,7 +102,7 @@ async def test_one_user_cannot_keep_the_queue_full_against_another(
     greedy = [asyncio.create_task(router.chat()) for _ in range(2)]
     await router.until_waiting(2)
     waits = asyncio.create_task(router.chat(key=newcomer))
-    (evicted,), _ = await asyncio.wait(greedy, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
+    (evicted,), _ = await asyncio.wait(greedy, return_when=asyncio.FIRST_COMPLETED, timeout=20)
     error(evicted.result(), 429, "queue_full")
     assert not waits.done()
     assert router.waiting == 2
@@ -109,8 +117,8 @@ async def test_without_a_queue_a_free_slot_serves_and_a_full_backend_refuses(
     await router.backend(stub, max_concurrent=slots, max_queue=0)
     stub.behaviour = held(go_on)
     tasks = [asyncio.create_task(router.chat()) for _ in range(slots + 2)]
-    done, running = await asyncio.wait(tasks, timeout=0.2)
-    assert len(running) == slots
+    done, running = await until_done(tasks, 2)
+    assert router.in_flight == len(running) == slots
     for task in done:
         error(task.result(), 429, "queue_full")
     go_on.set()
@@ -123,7 +131,7 @@ async def test_a_wait_that_is_too_long_ends(
 ) -> None:
     await router.change(lambda: Group.objects.filter(name="ada").update(max_wait=0.1))
     for streamed in (False, True):
-        response = await asyncio.wait_for(router.chat(stream=streamed), 1.0)
+        response = await asyncio.wait_for(router.chat(stream=streamed), 20)
         error(response, 503, "queue_timeout")
     go_on.set()
     refused = [r for r in await router.records() if r.user == "ada"]
@@ -277,12 +285,14 @@ async def test_a_request_that_is_no_stream_gets_nothing_before_its_answer(
 async def test_the_wait_is_told_in_the_answer_and_in_the_record(
     router: RunningRouter, go_on: asyncio.Event, busy: asyncio.Task[Any]
 ) -> None:
+    began = time.monotonic()
     task = asyncio.create_task(router.chat())
     await router.until_waiting(1)
     await asyncio.sleep(0.05)
     go_on.set()
     response = await task
-    assert 50 <= int(response.headers["x-mindrouter-queue-ms"]) < 1000
+    took = (time.monotonic() - began) * 1000
+    assert 50 <= int(response.headers["x-mindrouter-queue-ms"]) <= took
     (record,) = [r for r in await router.records() if r.user == "ada"]
     assert record.queued_at is not None
     assert record.dispatched_at is not None

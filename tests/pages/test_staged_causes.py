@@ -20,9 +20,9 @@ from tests.stubs.openai_stub import Call, OpenAIStub, ordinary
 
 Staged = Callable[[RunningRouter, OpenAIStub], Awaitable[None]]
 
-#: Slow, here: so that a test need not wait for long.
+#: Slow, here: so that a test need not wait for long, and yet for longer than a busy machine takes.
 SLOW_SECONDS = 0.1
-LATE_SECONDS = 0.3
+LATE_SECONDS = 1.2
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -214,7 +214,7 @@ class OpenAIStub:
         """How the next calls are answered, one each."""
         self._next.extend(behaviours)
 
-    async def until_calls(self, count: int, within: float = 5.0) -> Call:
+    async def until_calls(self, count: int, within: float = 20.0) -> Call:
         """Wait until `count` calls have come in all, and return the latest of them."""
         async with asyncio.timeout(within):
             while len(self.calls) < count:

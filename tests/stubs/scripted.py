@@ -282,14 +282,14 @@ class ScriptedStub:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
-    async def until_requests(self, count: int, within: float = 5.0) -> None:
+    async def until_requests(self, count: int, within: float = 20.0) -> None:
         """Wait until `count` requests have come in all (their heads, at least)."""
         async with asyncio.timeout(within):
             while len(self.requests) < count:
                 self._change.clear()
                 await self._change.wait()
 
-    async def until_open(self, count: int, within: float = 5.0) -> None:
+    async def until_open(self, count: int, within: float = 20.0) -> None:
         """Wait until exactly `count` connections are open."""
         async with asyncio.timeout(within):
             while self.open_count != count:

@@ -144,7 +144,7 @@ async def test_it_waits_as_long_as_it_is_told_and_tries_again(
     stub.then(refuse(status, "full", [("Retry-After", "3")]))
     began = time.monotonic()
     await one.messages.create(model="m", max_tokens=20, messages=HELLO)
-    assert 2.9 < time.monotonic() - began < 6
+    assert 2.9 < time.monotonic() - began < 20
     assert [r.status for r in await router.records()] == [status, 200]
 
 
@@ -170,5 +170,5 @@ async def test_leaving_a_stream_in_the_middle_stops_the_backend(
     async with one.messages.stream(model="m", max_tokens=20, messages=HELLO) as stream:
         async for _ in stream.text_stream:
             break
-    await asyncio.wait_for(stub.calls[0].ended.wait(), 2)
+    await asyncio.wait_for(stub.calls[0].ended.wait(), 20)
     assert (await router.record()).outcome == "cancelled"

@@ -236,7 +236,7 @@ async def test_it_waits_as_long_as_it_is_told_and_tries_again(
     began = time.monotonic()
     answer = await client.chat.completions.create(model="m", messages=HELLO)
     assert answer.choices[0].message.content == "Hello, world"
-    assert 2.9 < time.monotonic() - began < 6
+    assert 2.9 < time.monotonic() - began < 20
     assert [r.status for r in await router.records()] == [status, 200]
 
 
@@ -278,7 +278,7 @@ async def test_closing_a_stream_in_the_middle_stops_the_backend(
     events = await _begin(client, responses=responses)
     await anext(events)
     await events.close()
-    await asyncio.wait_for(stub.calls[0].ended.wait(), 2)
+    await asyncio.wait_for(stub.calls[0].ended.wait(), 20)
     record = await router.record()
     assert (record.outcome, record.reason) == ("cancelled", "client_disconnected")
 
