@@ -117,11 +117,14 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.start
 
-# Everything at once for minutes or hours; a failing run is repeated with its SEED.
+# Everything at once for minutes or hours; a failing run is repeated with its SEED. With CLUSTER=1 on
+# several gateways and schedulers, Redis and PostgreSQL.
 MINUTES ?= 2
+CLUSTER ?= 0
 .PHONY: soak
-soak: $(VENV)/.installed-dev
-	$(BIN)/python -m bench.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+soak: $(VENV)/.installed-dev $(if $(filter-out 0,$(CLUSTER)),redis postgresql)
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(filter-out 0,$(CLUSTER)),--cluster)
 
 # The simulator of scheduling policies lives outside of this repository.
 FAIRNESS_BENCH ?=
