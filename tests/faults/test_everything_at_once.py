@@ -32,8 +32,7 @@ from tests.stubs.openai_stub import (
 )
 
 REQUESTS = 300
-SEEDS = [1, 2]
-pytestmark = pytest.mark.parametrize("mode", ["embedded", "cluster"])
+RUNS = [("embedded", 1), ("embedded", 2), ("cluster", 3)]
 HTML = respond(200, b"<html>", ("Content-Type", "text/html"))
 
 
@@ -118,7 +117,7 @@ def _change(backend: str, fields: dict[str, object], weight: float) -> None:
     Group.objects.filter(name="u1").update(scheduler_weight=weight)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("mode", "seed"), RUNS)
 async def test_nothing_is_lost_leaked_or_counted_twice(
     router: RunningRouter,
     settings: object,
