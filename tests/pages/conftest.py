@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 _T = TypeVar("_T")
+
+# On a busy machine a page may take longer than the usual 5 s to show what it is to show.
+expect.set_options(timeout=30_000)
 
 
 class Chromium:

@@ -67,13 +67,15 @@ def polled(row: Backend, seconds_ago: float = 1.0, **fields) -> None:
 
 
 @pytest.mark.django_db
-def test_a_backend_shows_what_runs_its_memory_and_the_age_of_what_is_known():
+def test_a_backend_shows_what_runs_its_memory_and_the_age_of_what_is_known(monkeypatch):
+    now = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: now)
     gpu = make_backend("gpu-1", max_concurrent=4)
     polled(gpu, 2.0, vram_total_mib=24576.0, vram_free_mib=6144.0, kv_use=0.25)
     (row,) = backend_rows(view(live_backend(gpu, in_flight=2, foreign=1, queued=7)))
     assert (row.running, row.foreign, row.slots, row.waiting, row.busy) == (2, 1, 4, 7, 0.75)
     assert (row.vram_used, row.kv_use) == (0.75, 0.25)
-    assert row.age_seconds == pytest.approx(2.0, abs=0.5)
+    assert row.age_seconds == 2.0
     assert not row.is_stale
     assert attention([row]) == []
 
@@ -215,10 +217,10 @@ async def test_staff_gets_the_figures_again_and_again(router: RunningRouter, mon
     monkeypatch.setattr(consumers, "EVERY_SECONDS", 0.05)
     session = await session_of(router, is_staff=True, role=Role.AUDITOR)
     async with connect(router, session) as socket:
-        first = await asyncio.wait_for(socket.recv(), 5)
+        first = await asyncio.wait_for(socket.recv(), 30)
         assert "overview-cards" in first
         await router.user("bob", weight=7)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while "weight 7" not in await socket.recv():
                 pass
 
@@ -236,7 +238,7 @@ async def test_who_is_not_staff_and_another_sites_page_are_refused(router: Runni
             await connect(router, session, **options)
         assert refused.value.response.status_code == 403
     async with connect(router, staff, origin=f"http://127.0.0.1:{router.port}") as socket:
-        assert await asyncio.wait_for(socket.recv(), 5)
+        assert await asyncio.wait_for(socket.recv(), 30)
 
 
 def _sign_in_staff() -> str:
@@ -250,9 +252,9 @@ async def test_who_loses_the_right_to_read_loses_the_connection(router: RunningR
     monkeypatch.setattr(consumers, "ASK_AGAIN_SECONDS", 0.02)
     session = await router.ask(_sign_in_staff)
     async with connect(router, session) as socket:
-        await asyncio.wait_for(socket.recv(), 5)
+        await asyncio.wait_for(socket.recv(), 30)
         await router.ask(User.objects.filter(username="root").update, is_active=False)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await socket.wait_closed()
     assert socket.close_code == consumers.FORBIDDEN
 

@@ -78,10 +78,13 @@ def test_records_appear_soon_after_the_database_is_back(server: PostgreSQL, tmp_
     settings = environment(server, tmp_path)
     spool = Spool(tmp_path / "spool")
     server.stop()
-    with subprocess.Popen([sys.executable, "manage.py", "runrecorder"], env=settings) as recorder:
+    command = [sys.executable, "manage.py", "runrecorder"]
+    log = tmp_path / "log"
+    with log.open("wb") as out, subprocess.Popen(command, env=settings, stderr=out) as recorder:
         try:
             for outage in ("first", "second"):
                 spool.close(Record(request_id=outage, arrived_at=1.0, outcome="completed"))
+                _until_it_waits(log)
                 time.sleep(4)  # long enough for the longest pause between attempts
                 server.start()
                 back = time.monotonic()
@@ -96,6 +99,15 @@ def test_records_appear_soon_after_the_database_is_back(server: PostgreSQL, tmp_
             recorder.send_signal(signal.SIGTERM)
             assert recorder.wait(20) == 0
     spool.stop()
+
+
+def _until_it_waits(log: Path) -> None:
+    """Until the recorder has said once more that it cannot reach the database."""
+    words, end = b"Records wait in the spool", time.monotonic() + 60
+    before = log.read_bytes().count(words)
+    while log.read_bytes().count(words) == before:
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
 
 
 def _is_stored(server: PostgreSQL, request_id: str) -> bool:
