@@ -22,7 +22,10 @@ PASSWORD = "opensesame12"
 GROUPS = ("faculty", "staff", "student")
 KEYS = {group: f"mr-{number:064x}" for number, group in enumerate(GROUPS, 1)}
 SLOTS = 4
-IN_FLIGHT = 12  # of each user: three times what there are slots
+#: The slots are what is scarce, on a busy machine too: else requests would wait in this process or
+#: on their way, and nobody's share would be up to the scheduler.
+SECONDS = 0.15  # for which each request has its slot
+IN_FLIGHT = 24  # of each user: six times what there are slots
 
 pytestmark = [
     pytest.mark.browser,
@@ -60,7 +63,7 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def behaviour(self, call: Call) -> None:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(SECONDS)
         await ordinary(call)
         self.tokens[call.body["messages"][0]["content"]] += 10  # 7 of the prompt, 3 of the answer
 
@@ -79,6 +82,15 @@ class Load:
         while True:
             answer = await client.post("/v1/chat/completions", json=body, headers=headers)
             assert answer.status_code == 200, answer.text
+
+    async def until_served(self) -> None:
+        """Wait until the gateway knows the keys. (Too many wrong ones would be refused as such.)"""
+        async with httpx.AsyncClient(base_url=self._url, timeout=60, trust_env=False) as client:
+            for key in KEYS.values():
+                headers = {"Authorization": f"Bearer {key}"}
+                async with asyncio.timeout(60):
+                    while not (await client.get("/v1/models", headers=headers)).is_success:  # noqa: ASYNC110
+                        await asyncio.sleep(3)
 
     async def shares_over(self, tokens: int) -> dict[str, float]:
         """Percentages of the next so many tokens."""
@@ -125,7 +137,7 @@ async def test_shares_follow_a_weight_edited_in_the_browser(tmp_path: Path) -> N
             await asyncio.to_thread(site.manage, "apply", str(file))
             page = await browser.new_page()
             await sign_in(page, site)
-            await asyncio.sleep(2)  # the keys are in force within the documented time
+            await load.until_served()
             load.start()
             await load.shares_over(500)
             assert await load.shares_over(3000) == pytest.approx(
@@ -135,7 +147,7 @@ async def test_shares_follow_a_weight_edited_in_the_browser(tmp_path: Path) -> N
             await save_weight(page, "student", "5")
             edited = time.monotonic()
             while (await load.shares_over(200))["student"] < 40:
-                assert time.monotonic() - edited < 5
+                assert time.monotonic() - edited < 20
             assert await load.shares_over(3000) == pytest.approx(
                 {"faculty": 30, "staff": 20, "student": 50}, abs=2
             )
