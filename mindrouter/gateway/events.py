@@ -146,7 +146,9 @@ class EventStream:
     """
 
     __slots__ = (
+        "_begun",
         "_edge",
+        "_ended",
         "_events",
         "_finish_seen",
         "_hide_usage",
@@ -170,6 +172,7 @@ class EventStream:
         #: about one token each.
         self.estimated_tokens = 0
         self._events = 0  # the same, though fewer than none where several ends come first
+        self._begun = self._ended = False
         self._finish_seen = False
         self._hide_usage = hide_usage
         self._pending: list[bytes] = []  # an event that is not whole yet
@@ -177,9 +180,10 @@ class EventStream:
         self._edge = b""  # its last bytes: an end may be cut by a read
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes to pass on now: whole events only, possibly none; nothing after an error."""
+        """Bytes to pass on now: whole events only, possibly none; nothing after an error or
+        ``[DONE]``."""
         if not self._pending and data.endswith(b"\n\n"):
-            if not self.first_token_seen or self.error is not None or _says_more_than_content(data):
+            if not self.first_token_seen or self._ended or _says_more_than_content(data):
                 return self._look(data)
             self.torn = False
             self._events += data.count(b"\ndata:") + data.startswith(b"data:")
@@ -233,10 +237,12 @@ class EventStream:
         return block
 
     def _look(self, block: bytes) -> bytes:
-        if self.error is not None:
+        if self._ended:
             return b""
         self.torn = False
-        block = block.removeprefix(_BYTE_ORDER_MARK)  # a stream may begin with it
+        if not self._begun:
+            self._begun = True
+            block = block.removeprefix(_BYTE_ORDER_MARK)  # a stream may begin with it
         if b"[DONE]" in block:
             block = _up_to_done(block)
         told: Usage | None = None
@@ -256,6 +262,7 @@ class EventStream:
             self._finish_seen = True
         if b"[DONE]" in block and _DONE.search(block):
             self.done = True
+        self._ended = self.over
         self._count(block, finishes)
         return block
 
@@ -295,8 +302,8 @@ class EventStream:
         kept = []
         told: Usage | None = None
         for event in split_events(block):
-            if event.startswith(b"error:"):  # llama.cpp's older form is a field of its own
-                parsed = read_event(b"data:" + event[6:])
+            if (field := _error_field(event)) is not None:
+                parsed = read_event(b"data:" + field)
                 self.error = (parsed and (parsed.failure or parsed.message)) or "error"
                 break
             parsed = read_event(event) if b'"error"' in event else None
@@ -309,6 +316,14 @@ class EventStream:
                 break
             kept.append(event)
         return b"".join(kept), told
+
+
+def _error_field(event: bytes) -> bytes | None:
+    """llama.cpp's older form: a field of its own."""
+    if b"error:" not in event:
+        return None
+    lines = event.splitlines()
+    return next((line[6:] for line in lines if line.startswith(b"error:")), None)
 
 
 def _up_to_done(block: bytes) -> bytes:

@@ -383,6 +383,27 @@ def test_an_event_that_is_named_error_is_one_whatever_it_says(
             assert stream.error == told
 
 
+@pytest.mark.parametrize("told", [b"error: x\n\n", b"event: error\ndata: x\n\n"])
+def test_blank_lines_too_many_before_an_error_hide_none(told: bytes) -> None:
+    for blank in (b"\n", b"\n\n", b"\r\n\n"):
+        _, stream = relay([ROLE + blank + told, DONE])
+        assert stream.error is not None
+
+
+@pytest.mark.parametrize("behind", [delta("more"), b"error: x\n\n", usage(), DONE])
+def test_nothing_is_taken_that_comes_behind_done(behind: bytes) -> None:
+    for reads in ([GREETING, DONE, behind], [GREETING, DONE + behind], [GREETING + DONE + behind]):
+        passed, stream = relay(reads)
+        assert passed == GREETING + DONE
+        assert (stream.error, stream.usage) == (None, None)
+
+
+def test_a_byte_order_mark_is_one_at_the_beginning_only() -> None:
+    mark = b"\xef\xbb\xbf"
+    for reads in ([mark + ROLE, mark + delta("a")], [mark + ROLE + mark + delta("a")]):
+        assert relay(reads)[0] == ROLE + mark + delta("a")
+
+
 def test_events_about_errors_by_another_name_are_none() -> None:
     parts = [
         b"event: errors\n" + delta("Hel"),
