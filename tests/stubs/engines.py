@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,7 +38,6 @@ class Asked:
     path: str
     headers: dict[str, str]
     body: bytes
-    at: float = field(default_factory=time.monotonic)
 
 
 Answers = dict[str, Answer | Callable[[Asked], Answer]]
@@ -61,10 +59,6 @@ class Stub:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_port}"
-
-    def times(self, path: str) -> list[float]:
-        """When ``path`` was asked for, in monotonic seconds."""
-        return [asked.at for asked in list(self.asked) if asked.path == path]
 
     def count(self, path: str) -> int:
         return sum(asked.path == path for asked in self.asked)
