@@ -29,6 +29,7 @@ IN_FLIGHT = 24  # of each user: six times what there are slots
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.alone,
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no Chromium at {CHROMIUM}"),
     pytest.mark.timeout(240),
 ]
@@ -147,7 +148,7 @@ async def test_shares_follow_a_weight_edited_in_the_browser(tmp_path: Path) -> N
             await save_weight(page, "student", "5")
             edited = time.monotonic()
             while (await load.shares_over(200))["student"] < 40:
-                assert time.monotonic() - edited < 20
+                assert time.monotonic() - edited < 5
             assert await load.shares_over(3000) == pytest.approx(
                 {"faculty": 30, "staff": 20, "student": 50}, abs=2
             )
