@@ -206,7 +206,7 @@ class EventStream:
         line. Half an event is of no use to anybody."""
         rest = b"".join(self._pending)
         self._pending.clear()
-        if self.torn:
+        if self.torn or not rest.strip(b"\r\n"):  # blank lines are no event, and harm nobody
             return rest
         told = read_event(rest) or named_error(rest)
         if told is None and not _DONE.search(rest):

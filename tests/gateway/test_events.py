@@ -114,6 +114,11 @@ def test_no_cut_changes_what_the_client_gets_or_what_is_counted(
         assert got == b"".join(answer).replace(b"\n", line_end)
 
 
+def test_a_last_blank_line_that_a_cut_leaves_alone_is_passed_on() -> None:
+    reads = [delta("a").replace(b"\n", b"\r\n") + b"\r\n", b"\r\n", b"\r\n"]
+    assert relay(reads)[0] == b"".join(reads)
+
+
 @settings(deadline=None, max_examples=150)
 @given(reads=st.lists(st.binary(max_size=40) | st.sampled_from(_ORDINARY), max_size=12))
 def test_bytes_that_are_no_events_break_nothing(reads: list[bytes]) -> None:
