@@ -6,14 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
 import httpx
 import pytest
-import pytest_asyncio
 from django.conf import settings
 
 from scheduler.bus import redis as places
@@ -123,26 +122,9 @@ class Site(ClusterSite):
         return float(told["used"])
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def stub() -> AsyncIterator[OpenAIStub]:
-    async with await OpenAIStub.start() as server:
-        yield server
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def site(
-    redis: RedisServer,
-    postgresql: PostgreSQL,
-    stub: OpenAIStub,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Site]:
-    site = Site(tmp_path_factory.mktemp("degraded"), redis, postgresql)
-    await asyncio.to_thread(site.configure, stub.url)
-    try:
-        await site.start()
-        yield site
-    finally:
-        await site.close()
+@pytest.fixture(scope="module")
+def make_site() -> type[Site]:
+    return Site
 
 
 async def readiness(gateway: Gateway) -> tuple[int, set[str]]:

@@ -165,12 +165,6 @@ class Held:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def stub() -> AsyncIterator[OpenAIStub]:
-    async with await OpenAIStub.start() as server:
-        yield server
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def site(
     network: Network,
     redis: RedisServer,

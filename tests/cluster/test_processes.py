@@ -6,18 +6,14 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from tests.cluster.site import POOL_SIZE, SLOTS, ClusterSite, Gateway, Process, until
 from tests.running import events
-from tests.scheduler.postgres import PostgreSQL
-from tests.scheduler.redis import RedisServer
 from tests.stubs.openai_stub import Behaviour, Call, OpenAIStub, either, ordinary
 from tests.stubs.scripted import ClientGone
 
@@ -26,29 +22,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),  # the first one starts seven processes
 ]
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def stub() -> AsyncIterator[OpenAIStub]:
-    async with await OpenAIStub.start() as server:
-        yield server
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def site(
-    redis: RedisServer,
-    postgresql: PostgreSQL,
-    stub: OpenAIStub,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[ClusterSite]:
-    folder = tmp_path_factory.mktemp("cluster")
-    site = ClusterSite(folder, redis, postgresql.copy("cluster"))
-    await asyncio.to_thread(site.configure, stub.url)
-    try:
-        await site.start()
-        yield site
-    finally:
-        await site.close()
 
 
 CONNECTIONS = """
