@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import django
 import hypothesis
 import pytest
+import pytest_django
 import uvloop
 from django.apps import apps
-from django.contrib.auth.management import create_permissions
 from django.db.models.signals import post_migrate
+from django.test import TransactionTestCase
 
 # Before Django reads its settings: nothing of a test may touch a real data folder.
 # (They are named and read here: pytest-django reads those named in pyproject.toml before this.)
@@ -32,6 +33,7 @@ django.setup()
 
 from accounts import attempts  # noqa: E402
 from accounts.models import Group  # noqa: E402
+from tests import database  # noqa: E402
 
 # No test is to fail because others use the machine as well.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -59,6 +61,22 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop}
 
 
+@pytest.fixture(scope="session")
+def django_db_setup(
+    request: pytest.FixtureRequest,
+    django_test_environment: None,
+    django_db_modify_db_settings: None,  # a database of its own for each of several processes
+    django_db_blocker: pytest_django.DjangoDbBlocker,
+) -> Iterator[None]:
+    """Instead of pytest-django's."""
+    TransactionTestCase._fixture_teardown = database.emptied
+    with django_db_blocker.unblock():
+        take_away = database.made(request.config.rootpath / ".pytest_cache" / "database")
+    yield
+    with django_db_blocker.unblock():
+        take_away()
+
+
 @pytest.fixture(autouse=True)
 def no_failed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong keys that other tests have sent within the minute are none of this one's."""
@@ -81,16 +99,6 @@ def default_groups(request: pytest.FixtureRequest) -> None:
             Group.objects.bulk_create(  # without a history, as the migration's
                 Group(name=name, scheduler_weight=weight) for name, weight in groups
             )
-
-
-@pytest.fixture
-def quick_flush() -> Iterator[None]:
-    """Emptying the database makes Django's permissions anew each time, which nobody uses here and
-    which would take most of a test's time."""
-    uid = "django.contrib.auth.management.create_permissions"
-    post_migrate.disconnect(dispatch_uid=uid)
-    yield
-    post_migrate.connect(create_permissions, dispatch_uid=uid)
 
 
 @pytest.fixture
@@ -134,7 +142,6 @@ def patient_bus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def router(
     request: pytest.FixtureRequest,
-    quick_flush: None,
     transactional_db: None,
     settings: Any,
     tmp_path: Path,

@@ -10,11 +10,13 @@ import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
+from django.db import connections
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -28,7 +30,7 @@ from scheduler.bus.leader import SchedulerProcess
 from scheduler.loading import load
 from scheduler.models import Decision
 from scheduler.runtime import Runtime
-from scheduler.serving import _load_changes
+from scheduler.snapshot import Snapshot, load_snapshot
 from tests.factories import make_api_key, make_backend, make_user
 from tests.stubs.openai_stub import OpenAIStub
 
@@ -38,6 +40,27 @@ HELLO = [{"role": "user", "content": "Hello"}]
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
+class DatabaseThread:
+    """Asks the database, over one connection: to open one takes as long as ten questions."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="test-database")
+
+    async def ask(self, question: Callable[..., T], *args: Any, **fields: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: question(*args, **fields))
+
+    async def close(self) -> None:
+        await self.ask(connections.close_all)  # its own
+        self._thread.shutdown(wait=False)
+
+
+def _make_user(username: str, *, weight: Any = 1, **limits: Any) -> str:
+    fields = {"scheduler_weight": weight, **limits}  # a migration makes some groups
+    group, _ = Group.objects.update_or_create(name=username, defaults=fields)
+    return make_api_key(make_user(username, group=group))
+
+
 class RunningRouter:
     """A router with an empty database: tests make backends and users, then send requests.
 
@@ -45,13 +68,16 @@ class RunningRouter:
     itself, or in a cluster the scheduler at the other end of the bus.
     """
 
-    def __init__(self, runtime: Any, scheduling: Runtime, spool: Path) -> None:
+    def __init__(
+        self, runtime: Any, scheduling: Runtime, spool: Path, database: DatabaseThread
+    ) -> None:
         self.runtime = runtime
         self.scheduling = scheduling
         self.key = ""
         self.port = 0
         self.client: httpx.AsyncClient
         self._spool = spool
+        self._database = database
         self._state = ServerState()
         self._server: asyncio.Server
 
@@ -64,8 +90,11 @@ class RunningRouter:
         cluster: bool = False,
     ) -> Self:
         """``cluster``: a scheduler and a gateway that speak over the Redis of the settings."""
+        database = DatabaseThread()
+        key = await database.ask(_make_user, "ada")
         scheduling = await (SchedulerProcess if cluster else Runtime).start()
-        router = cls(await RemoteRuntime.start() if cluster else scheduling, scheduling, spool)
+        serving = await RemoteRuntime.start() if cluster else scheduling
+        router = cls(serving, scheduling, spool, database)
         attempts.failed = FailedAttempts()  # as in a new process
         config = configuration("127.0.0.1", 0)
         config.load()
@@ -74,8 +103,8 @@ class RunningRouter:
             lambda: protocol(config, router._state, {}), "127.0.0.1", 0, backlog=4096
         )
         router.port = router._server.sockets[0].getsockname()[1]
-        router.key = await router.user("ada")
-        router.client = router.client_of(router.key)
+        router.key = key
+        router.client = router.client_of(key)
         return router
 
     @property
@@ -85,12 +114,13 @@ class RunningRouter:
     async def close(self) -> None:
         await self.client.aclose()
         self._server.close()
-        for connection in list(self._state.connections):
-            connection.transport.abort()
+        for one in list(self._state.connections):
+            one.transport.abort()
         await asyncio.gather(*self._state.tasks)
         await self.runtime.stop()
         if self.in_cluster:
             await self.scheduling.stop()
+        await self._database.close()
 
     @property
     def in_cluster(self) -> bool:
@@ -99,18 +129,23 @@ class RunningRouter:
     # ---- configuration
 
     async def ask(self, question: Callable[..., T], *args: Any, **fields: Any) -> T:
-        """Call a function in the one thread that has the database."""
-        return await self.runtime._ask_database(lambda: question(*args, **fields))
+        """Call a function in a thread that has the database."""
+        return await self._database.ask(question, *args, **fields)
 
     async def change(self, change: Callable[..., T], *args: Any, **fields: Any) -> T:
         """The same, and have what changed in force on return."""
-        result = await self.ask(change, *args, **fields)
-        await self.reload()
+
+        def changed() -> tuple[T, Snapshot]:
+            return change(*args, **fields), load_snapshot()
+
+        result, snapshot = await self.ask(changed)
+        await self._adopt(snapshot)
         return result
 
     async def reload(self) -> None:
-        snapshot, _ = await self.ask(_load_changes, -1)
-        assert snapshot is not None
+        await self._adopt(await self.ask(load_snapshot))
+
+    async def _adopt(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
         for one in {self.runtime, self.scheduling}:
             one._adopt(snapshot, now)
@@ -119,13 +154,7 @@ class RunningRouter:
 
     async def user(self, username: str, *, weight: Any = 1, **limits: Any) -> str:
         """A user alone in a group of that name and weight; returns a key."""
-
-        def make() -> str:
-            fields = {"scheduler_weight": weight, **limits}  # a migration makes some groups
-            group, _ = Group.objects.update_or_create(name=username, defaults=fields)
-            return make_api_key(make_user(username, group=group))
-
-        return await self.change(make)
+        return await self.change(_make_user, username, weight=weight, **limits)
 
     async def backend(
         self, stub: OpenAIStub | str, name: str = "", *, models: tuple[str, ...] = (), **fields: Any

@@ -67,7 +67,6 @@ def _prepare() -> dict[str, int]:
 @pytest.fixture(params=["in process", "over the bus"])
 async def both(
     request: pytest.FixtureRequest,
-    quick_flush: None,
     transactional_db: None,
     settings: Any,
     tmp_path: Path,

@@ -101,7 +101,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(
-    redis: RedisServer, quick_flush: None, transactional_db: None, settings: Any, tmp_path: Path
+    redis: RedisServer, transactional_db: None, settings: Any, tmp_path: Path
 ) -> AsyncIterator[Cluster]:
     settings.SPOOL_DIR = tmp_path / "spool"
     settings.REDIS_URL = redis.url
