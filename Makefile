@@ -13,6 +13,9 @@ MODEL := $(VENV)/share/smollm2.gguf
 DEMO ?= 1
 export DEMO
 
+# Tests start Python hundreds of times, which would compile everything anew each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test check lint types layers bench bench-fairness demo-load clean
 
 run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
@@ -23,11 +26,16 @@ run: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL))
 cluster: $(VENV)/.installed $(if $(filter 0,$(DEMO)),,$(MODEL)) redis postgresql
 	@exec $(BIN)/python manage.py cluster
 
-# Three at a time, as many tests wait for other processes; a file's tests share what they start. Then
-# those that need the machine for themselves, one by one.
+# Three at a time, as many tests wait for other processes; who has none left takes half of another's.
+# Then those that need the machine for themselves, one by one.
 test: $(VENV)/.installed-dev $(MODEL) browser redis nginx postgresql
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not on_request and not alone"
-	$(BIN)/python -m pytest -m "alone and not on_request"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not on_request and not alone"
+	$(BIN)/python -m pytest -m "alone and not on_request" $$(grep -rl 'mark\.alone' tests --include='*.py')
+
+# What is promised when something fails (docs/guarantees.md), by itself.
+.PHONY: test-faults
+test-faults: $(VENV)/.installed-dev redis
+	$(BIN)/python -m pytest -n 3 --dist worksteal tests/faults
 
 # Client packages that cannot share an environment with the newest ones, and Node's where it is.
 .PHONY: test-clients
@@ -96,7 +104,7 @@ compile: $(VENV)/.installed compiler
 # What the core does as Python it does as machine code: its own tests, and some of all around it.
 .PHONY: test-compiled
 test-compiled: compile $(VENV)/.installed-dev redis
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS_OF_CORE)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS_OF_CORE)
 
 TESTS_OF_CORE := tests/core tests/scheduler/test_checkpoint.py tests/scheduler/test_simulation.py \
   tests/gateway/test_completions.py tests/cluster/test_contract.py \
