@@ -20,8 +20,9 @@ from django.db import connection
 
 from scheduler.loading import load
 from scheduler.models import Decision
+from scheduler.spool import MARKER
 from tests.factories import make_api_key, make_backend, make_group, make_user
-from tests.running import NO_TLS, RawClient
+from tests.running import LONG, NO_TLS, RawClient
 
 #: What runs daphne. A stream with the word "explode" in it meets a fault of our own.
 DAPHNE = """
@@ -98,7 +99,7 @@ class RouterProcess:
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    async def ended(self, within: float = 10.0) -> int:
+    async def ended(self, within: float = LONG) -> int:
         """Wait for the end; returns the exit status."""
         async with asyncio.timeout(within):
             return await self.process.wait()
@@ -120,6 +121,17 @@ class RouterProcess:
                     assert len(found) == count, found
                     return found
                 await asyncio.sleep(0.05)
+
+    async def until_begun(self, count: int) -> None:
+        """Wait until so many requests have come in all, as the spool says."""
+        async with asyncio.timeout(LONG):
+            while self.begun() < count:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.01)
+
+    def begun(self) -> int:
+        """Requests whose start is in the spool; nothing is taken out of it before ``records``."""
+        files = [path.read_bytes() for path in (self.folder / "spool").glob("*.*")]
+        return sum(data.count(MARKER) for data in files)
 
     def _load(self) -> list[Decision]:
         try:

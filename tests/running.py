@@ -35,6 +35,8 @@ from tests.factories import make_api_key, make_backend, make_user
 from tests.stubs.openai_stub import OpenAIStub
 
 T = TypeVar("T")
+#: Seconds in which what is waited for has come on any machine that is not broken.
+LONG = 60.0
 HELLO = [{"role": "user", "content": "Hello"}]
 #: Made once: httpx would load the system's certificates for each client.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -294,12 +296,12 @@ class RawClient:
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.writer.write(f"{line} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data)
 
-    async def until(self, text: bytes, within: float = 5.0) -> bytes:
+    async def until(self, text: bytes, within: float = LONG) -> bytes:
         """Everything up to and with `text`."""
         async with asyncio.timeout(within):
             return await self.reader.readuntil(text)
 
-    async def response(self, within: float = 5.0) -> tuple[int, dict[str, str], bytes]:
+    async def response(self, within: float = LONG) -> tuple[int, dict[str, str], bytes]:
         """A response that has a length."""
         head = (await self.until(b"\r\n\r\n", within)).decode("latin-1")
         first, *lines = head.strip().split("\r\n")
@@ -318,7 +320,7 @@ class RawClient:
                 return head + await self.reader.readexactly(int(length[1]) if length else 0)
         return head + await self.until(b"0\r\n\r\n", within)
 
-    async def to_end(self, within: float = 5.0) -> bytes:
+    async def to_end(self, within: float = LONG) -> bytes:
         """Everything until the connection ends, in whatever way."""
         received = bytearray()
         async with asyncio.timeout(within):

@@ -9,12 +9,11 @@ from datetime import UTC, datetime
 import pytest
 
 from backends.models import Backend, BackendStatus
-from tests.running import RunningRouter
+from tests.running import LONG, RunningRouter
 from tests.stubs.openai_stub import OpenAIStub, held, reset
 
 HOUR = 3600.0
 JUMPS = pytest.mark.parametrize("jump", [HOUR, -HOUR, 400 * 24 * HOUR], ids=["on", "back", "year"])
-LONG = 60.0
 pytestmark = pytest.mark.parametrize("mode", ["embedded", "cluster"])
 
 

@@ -15,11 +15,10 @@ import pytest
 
 from mindrouter.gateway import translating
 from tests.faults.surfaces import Surface, every_form, every_form_of_stream
-from tests.running import RunningRouter, until
+from tests.running import LONG, RunningRouter, until
 from tests.stubs.openai_stub import EVENT_STREAM, JSON, Behaviour, Call, OpenAIStub, respond
 from tests.stubs.scripted import ClientGone, StubConnection
 
-LONG = 60.0
 OK = b"HTTP/1.1 200 OK\r\n"
 Fault = Callable[[StubConnection], Awaitable[None]]
 

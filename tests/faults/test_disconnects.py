@@ -14,7 +14,8 @@ import pytest
 from tests.running import RawClient, RunningRouter, body, until
 from tests.stubs.openai_stub import Call, OpenAIStub, drip, held, ordinary, refuse, silent
 
-NOTICED = 0.5  # seconds; milliseconds in fact
+#: Seconds; milliseconds in fact. Each of what is left goes on for thirty, or for ever.
+NOTICED = 10.0
 LEAVE: dict[str, Callable[[RawClient], None]] = {"FIN": RawClient.close, "RST": RawClient.reset}
 
 leaving = pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE.keys())
@@ -207,7 +208,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     assert (router.in_flight, router.waiting) == (0, 0)
     began = time.monotonic()
     assert (await router.chat()).status_code == 200
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < NOTICED
     records = await router.records()
     assert len({r.request_id for r in records}) == len(records)
     assert {r.outcome for r in records} <= {"completed", "cancelled"}
@@ -273,7 +274,7 @@ async def test_no_pool_entry_is_lost_however_a_request_is_cut(
         began = time.monotonic()
         assert (await router.chat()).status_code == 200
         assert (await router.chat(model="n")).status_code == 200
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < NOTICED
     for endpoint in router.runtime.snapshot.endpoints.values():
         assert router.runtime.upstream.open_count(
             endpoint.origin

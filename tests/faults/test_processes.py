@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import RouterProcess, router_process
-from tests.running import RawClient, body, events, said, until
+from tests.running import LONG, RawClient, body, events, said, until
 from tests.stubs.openai_stub import Call, OpenAIStub, drip, held, ordinary, refuse
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -62,7 +62,7 @@ async def test_streams_that_take_longer_than_the_grace_are_told_why(
         running = [asyncio.create_task(stream(router)) for _ in range(2)]
         await stub.until_calls(2)
         waits = asyncio.create_task(router.client.post("/v1/chat/completions", json=body()))
-        await asyncio.sleep(0.1)
+        await router.until_begun(3)
         router.send_signal(signal.SIGTERM)
         for text in await asyncio.gather(*running):
             assert events(text)[-1]["error"]["code"] == "shutting_down"
@@ -92,7 +92,7 @@ async def test_what_a_killed_process_left_is_closed_as_aborted_at_the_next_start
         for client in clients:
             client.post(stream=True)
         await stub.until_calls(3)
-        await asyncio.sleep(0.2)  # start markers are written after some 20 ms
+        await router.until_begun(4)
         router.send_signal(signal.SIGKILL)
         await router.ended()
         for client in clients:
@@ -102,7 +102,7 @@ async def test_what_a_killed_process_left_is_closed_as_aborted_at_the_next_start
         await router.start()
         ready = time.monotonic()
         records = await router.records(4)
-        assert time.monotonic() - ready < 10.0
+        assert time.monotonic() - ready < LONG / 2
         assert [r.outcome for r in records] == ["completed", "aborted", "aborted", "aborted"]
         assert all(r.ended_at is not None for r in records)
         assert (await router.client.post("/v1/chat/completions", json=body())).status_code == 200
@@ -211,7 +211,7 @@ async def test_behind_daphne_the_api_is_the_same(daphne: RouterProcess, stub: Op
     refused = await client.post("/v1/chat/completions", json=body(stream=True))
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, "no")
     stub.then(half)
-    broken = await asyncio.wait_for(client.post("/v1/chat/completions", json=body()), 5.0)
+    broken = await asyncio.wait_for(client.post("/v1/chat/completions", json=body()), LONG)
     with pytest.raises(json.JSONDecodeError):
         broken.json()
     records = await daphne.records(8)
@@ -249,7 +249,7 @@ async def test_behind_daphne_errors_after_the_first_byte_end_the_connection_and_
         stub.then(behaviour)
         text = await stream(daphne)
         assert events(text)[-1]["error"]["code"] == code
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < LONG / 2  # silence is borne for two minutes
     stub.behaviour = fault_of_ours
     for _ in range(25):
         await asyncio.gather(stream(daphne), stream(daphne))
@@ -267,14 +267,15 @@ async def the_process_still_notices_clients_that_leave(
         client.post(stream=True)
         await client.until(b"w1 ")
         leave(client)
-        await asyncio.wait_for(stub.calls[-1].connection.gone.wait(), 0.5)
+        gone = stub.calls[-1].connection.gone  # else the stream goes on for 50 s
+        await asyncio.wait_for(gone.wait(), 20.0)
     go_on = asyncio.Event()
     stub.behaviour = held(go_on)
     running = [asyncio.create_task(stream(daphne)) for _ in range(2)]
     await stub.until_calls(calls + 4)
-    leaves = await daphne.raw()
+    leaves, begun = await daphne.raw(), daphne.begun()
     leaves.post(stream=True)
-    await asyncio.sleep(0.1)
+    await daphne.until_begun(begun + 1)
     leaves.close()
     records = await daphne.records(calls + 2 + 1)
     assert records[-1].outcome == "cancelled"

@@ -14,7 +14,7 @@ import pytest
 
 from mindrouter.gateway import client as client_module
 from mindrouter.server import give_large_memory_back
-from tests.running import RunningRouter, body, until
+from tests.running import LONG, RunningRouter, body, until
 from tests.stubs.openai_stub import Call, OpenAIStub, ordinary, sse
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -123,7 +123,7 @@ async def test_a_refusal_reaches_a_client_that_reads_only_when_all_is_sent(
         writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
         await writer.drain()
         await until(lambda: writer.transport.get_write_buffer_size() == 0)
-        answer = await asyncio.wait_for(reader.read(), 5.0)
+        answer = await asyncio.wait_for(reader.read(), LONG)
     finally:
         writer.close()
     assert answer.startswith(b"HTTP/1.1 %d " % expected)
@@ -135,7 +135,7 @@ async def test_a_declared_length_beyond_all_reason_is_refused_at_once(
     for length in (10**12, 10**30):
         async with await router.raw() as client:
             client.send("POST /v1/chat/completions", {"Content-Length": str(length)})
-            status, headers, data = await client.response(within=1.0)
+            status, headers, data = await client.response(LONG / 2)
             if length == 10**12:  # the other is no length at all for the parser
                 too_large(status, data)
             assert status in (400, 413)
@@ -150,7 +150,7 @@ async def test_a_client_that_goes_on_sending_is_hung_up_on(
         client.send("POST /v1/chat/completions", {"Content-Length": str(10**12)})
         await client.response()
         with pytest.raises((ConnectionError, RuntimeError)):  # noqa: PT012
-            async with asyncio.timeout(3.0):
+            async with asyncio.timeout(LONG):
                 while True:
                     client.writer.write(b"x" * 65536)
                     await client.writer.drain()
@@ -176,7 +176,7 @@ async def test_a_body_that_stops_coming_is_given_up(
     monkeypatch.setattr(client_module, "BODY_SECONDS", 0.1)
     async with await router.raw() as client:
         client.send("POST /v1/chat/completions", {"Content-Length": "1000"}, b'{"model":')
-        status, headers, data = await client.response(within=1.0)
+        status, headers, data = await client.response(LONG / 2)  # half of what it has by default
         assert (status, headers["connection"]) == (408, "close")
         assert json.loads(data)["error"]["code"] == "invalid_request"
     assert (await router.record()).outcome == "refused"
@@ -233,7 +233,7 @@ async def test_a_client_that_takes_nothing_for_too_long_is_given_up(
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.post(stream=streamed)
         call = await stub.until_calls(1)
-        await asyncio.wait_for(call.connection.gone.wait(), 3.0)
+        await asyncio.wait_for(call.connection.gone.wait(), LONG)
         await router.idle()
         assert not router._state.connections
     record = await router.record()

@@ -25,7 +25,7 @@ from tests.faults.surfaces import (
     every_text,
     every_whole,
 )
-from tests.running import RawClient, RunningRouter, until
+from tests.running import LONG, RawClient, RunningRouter, until
 from tests.stubs.openai_stub import (
     EVENT_STREAM,
     Behaviour,
@@ -39,7 +39,6 @@ from tests.stubs.scripted import chunk
 
 LEAVE = {"FIN": RawClient.close, "RST": RawClient.reset}
 PIECES = ["Größe ", "漢字", "😀!"]
-LONG = 60.0
 
 
 async def closes(call: Call) -> None:
