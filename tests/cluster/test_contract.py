@@ -77,6 +77,7 @@ async def both(
         runtime = await Runtime.start()
         both = Both(runtime, runtime)
     else:
+        request.getfixturevalue("patient_bus")
         settings.REDIS_URL = request.getfixturevalue("redis").url
         scheduler = await SchedulerProcess.start()
         serving = await RemoteRuntime.start()

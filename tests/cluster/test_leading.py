@@ -18,6 +18,7 @@ from accounts.limits import Holder
 from backends.models import Backend
 from scheduler import runtime
 from scheduler.admission import Unknown
+from scheduler.bus import leader as leadership
 from scheduler.bus import redis as places
 from scheduler.bus.gateway import RemoteRuntime
 from scheduler.bus.leader import SchedulerProcess
@@ -101,7 +102,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(
-    redis: RedisServer, transactional_db: None, settings: Any, tmp_path: Path
+    redis: RedisServer, patient_bus: None, transactional_db: None, settings: Any, tmp_path: Path
 ) -> AsyncIterator[Cluster]:
     settings.SPOOL_DIR = tmp_path / "spool"
     settings.REDIS_URL = redis.url
@@ -143,6 +144,8 @@ async def test_a_leader_whose_lease_ran_out_says_nothing_more(
     async def unanswered(*_: Any) -> None:
         await asyncio.Event().wait()
 
+    monkeypatch.setattr(leadership, "LEASE_SECONDS", 1.2)
+    await until(lambda: leader._lead_until < time.monotonic() + 1.2, 60.0)
     monkeypatch.setattr(leader._control, "eval", unanswered)  # it renews nothing
     await until(lambda: time.monotonic() >= leader._lead_until, 60.0)
     with await cluster.submit() as claim:  # waits for the next lead
