@@ -14,17 +14,25 @@ class Splitter:
     def __init__(self, end: bytes = b"\n\n") -> None:
         self._end = end
         self._rest = b""
+        self._after_return = False  # the last byte was a \r: a \n that follows ends no line more
 
     def events(self, data: bytes) -> list[bytes]:
         """The events that are whole now, each with its end. Raises: GatewayError."""
-        if self._end == b"\n\n" and b"\r" in data:
-            # Only engines behind some proxy write these; JSON never holds a bare one.
-            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if self._end == b"\n\n" and (self._after_return or b"\r" in data):
+            data = self._with_plain_ends(data)
         parts = (self._rest + data).split(self._end)
         self._rest = parts.pop()
         if len(self._rest) > self.MAX_BYTES:
             raise invalid_answer("an event without end")
         return [part + self._end for part in parts]
+
+    def _with_plain_ends(self, data: bytes) -> bytes:
+        """Only engines behind some proxy write other ones; JSON never holds a bare one."""
+        if self._after_return and data:
+            self._after_return = False
+            data = data.removeprefix(b"\n")
+        self._after_return = self._after_return or data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def rest(self) -> bytes:
         """What has come since the last whole event."""

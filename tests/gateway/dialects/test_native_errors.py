@@ -38,3 +38,33 @@ def test_an_event_that_is_named_error_is_one_in_every_form(
     assert stream.feed((ping + failure + ping).replace(b"\n", line_end)) == ping
     assert stream.error == told
     assert stream.over
+
+
+DELTAS = {
+    "messages": b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n',
+    "responses": b'event: x\ndata: {"type":"response.output_text.delta"}\n\n',
+    "other surfaces": b'event: x\ndata: {"type":"transcript.text.delta"}\n\n',
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+def test_no_cut_parts_a_line_end_or_changes_an_error_a_count_or_what_is_passed_on(
+    name: str, line_end: bytes
+) -> None:
+    told = b'{"type":"error","error":{"type":"overloaded_error","message":"busy","code":529}}'
+    deltas = b": hello\n\n" + DELTAS[name] * 2
+    whole = (deltas + b"event: error\nid: 7\ndata: %b\n\n" % told).replace(b"\n", line_end)
+    for at in range(len(whole) + 1):
+        stream = FORMS[name]()
+        passed = stream.feed(whole[:at]) + stream.feed(b"") + stream.feed(whole[at:])
+        assert passed == deltas, at
+        assert stream.error == {"type": "overloaded_error", "message": "busy", "code": 529}, at
+        assert stream.estimated_tokens == 2, at
+
+
+def test_a_carriage_return_at_the_end_of_a_read_ends_its_line_at_once() -> None:
+    stream = FORMS["messages"]()
+    delta = DELTAS["messages"]
+    assert stream.feed(delta.replace(b"\n", b"\r")) == delta
+    assert stream.feed(b"\n" + delta.replace(b"\n", b"\r\n")) == delta
