@@ -8,6 +8,8 @@ import ipaddress
 import os
 import select
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -25,6 +27,8 @@ _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_HOST_SECONDS * 1000),
 )
+# More than it takes to be told of what has happened already.
+_MOMENT_SECONDS = 0.1
 
 
 class Address(NamedTuple):
@@ -48,12 +52,16 @@ class Dialer:
         """Return a connected, non-blocking socket.
 
         A name's addresses are tried in turn, each with its share of the time left, so that one
-        that swallows packets leaves time for the next.
+        that swallows packets leaves time for the next. Each has a moment also where none is left:
+        it may be this process that stood still meanwhile.
 
         Raises: OSError, of the last address tried.
         """
         deadline = monotonic() + seconds
-        found = literal_address(host, port) or await self._resolve(host, port)
+        found = literal_address(host, port)
+        if not found:
+            async with within(seconds):
+                found = await self._resolve(host, port)
         addresses = permitted(host, found)
         failure = OSError(f"no address for {host}")
         for i, address in enumerate(addresses):
@@ -76,6 +84,29 @@ class Dialer:
         del self._lookups[host, port]
         if not lookup.cancelled():
             lookup.exception()  # all who waited may have left: a failure is no surprise then
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """A limit that has passed only a moment after its end.
+
+    After a standstill of this process the end lies in the past already, and the loop has not looked
+    yet what has happened meanwhile.
+
+    Raises: TimeoutError.
+    """
+    loop = asyncio.get_running_loop()
+    limit = asyncio.timeout(None)
+
+    def allow_a_moment() -> None:
+        limit.reschedule(loop.time() + _MOMENT_SECONDS)
+
+    timer = loop.call_later(max(0.0, seconds), allow_a_moment)
+    try:
+        async with limit:
+            yield
+    finally:
+        timer.cancel()
 
 
 async def look_up(host: str, port: int) -> list[Address]:
@@ -145,10 +176,10 @@ async def _outcome(sock: socket.socket, seconds: float) -> int:
 
     loop.add_writer(sock, settle)
     try:
-        async with asyncio.timeout(seconds):
+        async with within(seconds):
             await settled
     except TimeoutError:
-        # After a pause of this process the limit may pass before the loop sees the connection.
+        # A second pause of this process may come in the moment after the first.
         if not _is_writable(sock):
             raise
     finally:

@@ -18,7 +18,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from backends.connection import Connection, Outgoing
-from backends.dial import Dialer
+from backends.dial import Dialer, within
 from backends.filepart import FilePart
 from backends.response import (
     ConnectFailed,
@@ -51,10 +51,6 @@ Body = bytes | Sequence[bytes | FilePart]
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _BODYLESS_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
-# The dialer keeps the limit of a connect; this one, a moment later, is for names and TLS. Before it
-# counts as passed comes such a moment again: after a standstill of this process both limits have
-# passed at once, and the dialer has not looked yet whether the connection is there.
-_CONNECT_GRACE_SECONDS = 0.1
 _OWN_SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 )
@@ -236,8 +232,7 @@ class Upstream:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, origin.key, self._idle_seconds, self._keep, self._lost)
         self._open.setdefault(origin.key, set()).add(connection)
-        limit = asyncio.timeout(None)
-        timer = loop.call_later(seconds + _CONNECT_GRACE_SECONDS, _allow_a_moment, loop, limit)
+        limit = asyncio.timeout(None)  # for close() alone: each step keeps its own
         try:
             async with limit:
                 self._connecting.add(limit)
@@ -254,7 +249,6 @@ class Upstream:
             self._give_up(connection)
             raise
         finally:
-            timer.cancel()
             self._connecting.discard(limit)
         self.counters.opened += 1
         return connection
@@ -263,14 +257,17 @@ class Upstream:
         self, connection: Connection, origin: Origin, seconds: float
     ) -> None:
         tls = self._tls() if origin.scheme == "https" else None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
         sock = await self._dialer.open(origin.host, origin.port, seconds)
         try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: connection,
-                sock=sock,
-                ssl=tls,
-                server_hostname=origin.host if tls else None,
-            )
+            async with within(deadline - loop.time()):
+                await loop.create_connection(
+                    lambda: connection,
+                    sock=sock,
+                    ssl=tls,
+                    server_hostname=origin.host if tls else None,
+                )
         except BaseException:
             sock.close()
             raise
@@ -305,8 +302,3 @@ class Upstream:
                 del self._open[connection.key]
         if self._all_lost is not None and not self._open:
             self._all_lost.set()
-
-
-def _allow_a_moment(loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None:
-    if limit.when() is None:  # else the pool is being closed
-        limit.reschedule(loop.time() + _CONNECT_GRACE_SECONDS)

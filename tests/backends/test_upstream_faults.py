@@ -108,6 +108,32 @@ async def test_a_connect_during_a_standstill_of_this_process_is_no_fault(client:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.parametrize("dead_first", [False, True], ids=["one address", "a dead one before it"])
+async def test_a_standstill_of_this_process_during_the_look_up_is_no_fault(
+    dead_first: bool, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(conn: StubConnection) -> None:
+        await conn.read_request()
+        await conn.respond(200, b"here")
+
+    # As if the answer to each connect took a turn of the loop: on one machine it is there at once.
+    monkeypatch.setattr(dial, "_is_writable", lambda sock: False)
+    with socket.socket() as listener, socket.socket() as filler:
+        _fill(listener, filler)
+        async with await ScriptedStub.start(script) as stub:
+
+            async def during_a_standstill(host: str, port: int) -> list[dial.Address]:
+                time.sleep(1)  # noqa: ASYNC251  (this is the standstill)
+                await asyncio.sleep(0.01)  # the name server's answer lay in the kernel
+                dead = dial.Address(socket.AF_INET, listener.getsockname())
+                alive = dial.Address(socket.AF_INET, ("127.0.0.1", stub.port))
+                return [dead, alive] if dead_first else [alive]
+
+            monkeypatch.setattr(dial, "_lookup", during_a_standstill)
+            response = await client.send(f"http://llm.test:{stub.port}", connect=0.5)
+            assert await response.read_all(10) == b"here"
+
+
 async def test_a_lookup_that_hangs_ends_at_its_limit_and_is_shared(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
