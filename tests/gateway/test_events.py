@@ -357,6 +357,7 @@ def test_llama_cpps_older_error_field_is_an_error() -> None:
     for reads in (
         [ROLE, b'error: {"error":{"message":"x"}}\n\n'],
         [ROLE + b'error: {"error":{"message":"x"}}\n\n'],
+        [ROLE, b'id: 7\rerror: {"message":"x"}\r\r'],
     ):
         passed, stream = relay(reads)
         assert passed == ROLE
@@ -459,5 +460,8 @@ def test_half_an_event_that_was_passed_on_is_known_as_such(monkeypatch: pytest.M
 
 
 def test_splitting_loses_nothing() -> None:
+    for rest in ([], [b"data: rest"]):
+        parts = [ROLE, b": x\n\n", b"\nid: 1\ndata: y\n\n", b"\n\n", *rest]
+        assert split_events(b"".join(parts)) == parts
     block = ROLE + b": x\r\n\r\n" + b"data: y\r\r" + b"data: rest"
     assert split_events(block) == [ROLE, b": x\r\n\r\n", b"data: y\r\r", b"data: rest"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from mindrouter.gateway.dialects.splitter import Splitter
 from mindrouter.gateway.errors import GatewayError
-from mindrouter.gateway.events import named_error
+from mindrouter.gateway.events import told_error
 from scheduler.core.jobs import Usage
 
 
@@ -68,7 +68,7 @@ class NativeStream(ABC):
                 break
             if not self._look(event):
                 continue
-            if b"error" in event and (told := named_error(event)) is not None:
+            if b"error" in event and (told := told_error(event)) is not None:
                 self.error = told
                 break
             kept.append(event)

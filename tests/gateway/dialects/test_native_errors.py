@@ -40,6 +40,20 @@ def test_an_event_that_is_named_error_is_one_in_every_form(
     assert stream.over
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_llama_cpps_older_error_field_is_an_error_in_every_form(
+    form: Callable[[], NativeStream],
+) -> None:
+    told = {"message": "ill", "code": 503}
+    for failure in (
+        b'error: {"message":"ill","code":503}\n\n',
+        b'id: 7\nerror: {"error":{"message":"ill","code":503}}\n\n',
+    ):
+        stream = form()
+        assert stream.feed(b": error: x\n\n" + failure) == b": error: x\n\n"
+        assert stream.error == told
+
+
 DELTAS = {
     "messages": b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n',
     "responses": b'event: x\ndata: {"type":"response.output_text.delta"}\n\n',
