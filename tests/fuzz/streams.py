@@ -42,25 +42,44 @@ def relayed(reads: list[bytes], *, hide_usage: bool) -> Outcome:
     )
 
 
-def events_in(data: bytes) -> list[bytes]:
-    """The data of each event, read as the standard has it (WHATWG HTML, 9.2.6)."""
-    found: list[bytes] = []
+class Event(NamedTuple):
+    name: bytes
+    data: bytes | None
+    has_error_field: bool
+
+
+def events_in(data: bytes) -> list[Event]:
+    """Each event, read as the standard has it (WHATWG HTML, 9.2.6), but for those without data,
+    which may tell of an error all the same."""
+    found: list[Event] = []
     lines: list[bytes] = []
     *whole, _ = LINE_END.split(data)
     for line in whole:
-        if not line:
-            if lines:
-                found.append(b"\n".join(lines))
+        if line:
+            lines.append(line)
+        elif lines:
+            found.append(event_of(lines))
             lines = []
-        elif line == b"data" or line.startswith(b"data:"):
-            value = line[5:]
-            lines.append(value[1:] if value.startswith(b" ") else value)
     return found
 
 
-def is_an_error(event: bytes) -> bool:
-    fields = fields_of(event)
-    return fields.get("error") is not None and not fields.get("choices")
+def event_of(lines: list[bytes]) -> Event:
+    fields = [line.partition(b":")[::2] for line in lines]
+    fields = [(name, value.removeprefix(b" ")) for name, value in fields]
+    data = [value for name, value in fields if name == b"data"]
+    names = [value for name, value in fields if name == b"event"]
+    has_error_field = any(line.startswith(b"error:") for line in lines)
+    return Event(names[-1] if names else b"", b"\n".join(data) if data else None, has_error_field)
+
+
+def data_in(events: list[Event]) -> list[bytes]:
+    return [event.data for event in events if event.data is not None]
+
+
+def is_an_error(event: Event) -> bool:
+    fields = fields_of(event.data or b"")
+    told = fields.get("error") is not None and not fields.get("choices")
+    return told or event.name == b"error" or event.has_error_field
 
 
 def fields_of(event: bytes) -> dict[str, Any]:
@@ -77,9 +96,10 @@ def check(data: bytes) -> None:
         for other in others:
             assert other == first, f"{other} is not {first}"
         came = events_in(data.removeprefix(b"\xef\xbb\xbf") + b"\n\n")
-        got = events_in(first.passed)
+        whole, got = data_in(came), data_in(events_in(first.passed))
         if not hide_usage:
-            assert got == came[: len(got)], f"{got} of {came}"
+            assert got == whole[: len(got)], f"{got} of {whole}"
         errors = [number for number, event in enumerate(came) if is_an_error(event)]
         if errors:
-            assert len(got) <= errors[0], f"{got} of {came}"
+            assert len(got) <= len(data_in(came[: errors[0]])), f"{got} of {came}"
+            assert first.done or first.error is not None, f"{first} of {came}"
