@@ -441,11 +441,11 @@ class Runtime(Serving):
 
 @contextlib.contextmanager
 def broken_checkpoint_told() -> Iterator[None]:
-    """Serve with shares that begin anew, rather than not at all."""
+    """Go on without, rather than serve nobody."""
     try:
         yield
     except BrokenCheckpointError as error:
-        logger.error("The saved shares cannot be read, and begin anew: %s", error)
+        logger.error("Saved shares cannot be read, and are left out: %s", error)
 
 
 async def pausing(parts: Parts[_T]) -> _T:

@@ -19,6 +19,7 @@ import msgspec
 from django.conf import settings
 from django.db import DatabaseError
 
+from accounts.limits import Kind, Period
 from scheduler.admission import Admission
 from scheduler.bus import redis
 from scheduler.bus.messages import (
@@ -49,6 +50,7 @@ from scheduler.bus.messages import (
 )
 from scheduler.bus.peers import Held, Peer
 from scheduler.bus.wire import Line
+from scheduler.core.checkpoint import BrokenCheckpointError, check, checked
 from scheduler.core.errors import SchedulerError
 from scheduler.core.parts import as_json
 from scheduler.core.scheduler import Scheduler
@@ -76,6 +78,13 @@ REAPPEAR_SECONDS = 1.5
 GATHER_SECONDS = 5.0
 #: Of so many gateways that were given up it is known what was counted, should they come back.
 MOST_ABSENT = 1000
+
+#: {key of a checkpoint beyond the scheduler's own: what it is}
+_KINDS: dict[str, Any] = {
+    "bus": dict[str, int],
+    "absent": dict[str, int],
+    "budgets": list[tuple[Kind, int | str, Period, float, float]],
+}
 
 #: {lease, epoch}; name, milliseconds → epoch or nothing. It grows even where Redis was emptied.
 _ACQUIRE = """
@@ -271,8 +280,7 @@ class SchedulerProcess(Runtime):
             self._saved = dict(bus)
             self._absent = dict(state.get("absent", {}))
             self._expected |= set(bus)
-            with broken_checkpoint_told():
-                await pausing(self.scheduler.restore_in_parts(state, time.monotonic()))
+            await pausing(self.scheduler.restore_in_parts(state, time.monotonic()))
         # Anew, since what was used while standing by is not known.
         self.admission = Admission()
         self.admission.configure(self.snapshot, {}, (), time.monotonic())
@@ -281,10 +289,26 @@ class SchedulerProcess(Runtime):
         await self._tell_all()
 
     async def _last_checkpoint(self) -> dict[str, Any] | None:
+        """The newest that can be read. Redis has it before the database does."""
+        for kept in (self._checkpoint_in_redis, self._checkpoint_in_database):
+            with broken_checkpoint_told():
+                state = await kept()
+                if state is not None:
+                    await pausing(check(state))
+                    for name, kind in _KINDS.items():
+                        checked(state.get(name, kind()), kind)
+                    return state
+        return None
+
+    async def _checkpoint_in_redis(self) -> dict[str, Any] | None:
         saved = await self._control.get(redis.SHARES)
-        if saved is not None:
-            state: dict[str, Any] = msgspec.json.decode(saved)
-            return state
+        try:
+            state: dict[str, Any] | None = None if saved is None else msgspec.json.decode(saved)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BrokenCheckpointError(str(error)) from error
+        return state
+
+    async def _checkpoint_in_database(self) -> dict[str, Any] | None:
         with contextlib.suppress(DatabaseError):
             return (await self._ask_database(load_all))[2]
         return None

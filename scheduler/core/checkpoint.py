@@ -7,7 +7,9 @@ held for running jobs is left out: it has not been used up, and will be charged 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from scheduler.core.cluster import Cluster
 from scheduler.core.errors import Rejected
@@ -18,6 +20,24 @@ from scheduler.core.units import UNSET, Roster, UnitState
 from scheduler.core.window import Bucket
 
 VERSION = 1
+
+_Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
+#: As ``_saved_unit`` makes it.
+_SavedUnit = tuple[
+    int | str | list[int | str], int, bool, _Number | None, _Number | None, _Amount,
+    dict[str, _Amount],
+]  # fmt: skip
+_SavedTokens = tuple[Annotated[int, msgspec.Meta(ge=0)], _Number]
+#: {key of the state: what it is}; the long lists are looked at in parts.
+_KINDS = {
+    "beta": _Number,
+    "latest_level": tuple[_Number, _Number],
+    "outputs": dict[str, _Amount],
+    "measures": list[tuple[int, str, _Amount | None, _Amount | None]],
+    "units": list[Any],
+    "window": list[dict[str, Any]],
+}
 
 
 class Saving:
@@ -99,27 +119,48 @@ def _finite(tag: float) -> float | None:
 
 
 class BrokenCheckpointError(Exception):
-    """What was saved is none of ours: what was read before the fault is taken up, and no more."""
+    """What was saved is none of ours."""
 
 
-def load(
-    state: dict[str, Any], roster: Roster, share: FairShare, cluster: Cluster, now: float
-) -> Parts[None]:
-    """Take up what can be understood; units of users that are gone are left out.
+def checked(value: Any, kind: Any) -> None:
+    """Raises: BrokenCheckpointError, unless the JSON value is of this type."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise BrokenCheckpointError(str(error)) from error
 
-    Raises: BrokenCheckpointError.
-    """
+
+def check(state: Any) -> Parts[None]:
+    """Raises: BrokenCheckpointError, where ``load`` or what comes after it would fail."""
+    checked(state, dict[str, Any])
     if state.get("version") != VERSION:
         return
-    try:
-        yield from _take_up(state, roster, share, cluster, now)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise BrokenCheckpointError(repr(error)) from error
+    for name, kind in _KINDS.items():
+        if name in state:
+            checked(state[name], kind)
+    units = state.get("units", ())
+    for some_units in split(units):
+        checked(some_units, list[_SavedUnit])
+        yield
+    for saved in state.get("window", ()):
+        checked(saved.get("age"), _Amount)
+        checked(saved.get("tokens"), list[Any])
+        for some_tokens in split(saved["tokens"]):
+            checked(some_tokens, list[_SavedTokens])
+            if any(number >= len(units) for number, _ in some_tokens):
+                raise BrokenCheckpointError("tokens of a unit that was not saved")
+            yield
 
 
-def _take_up(
-    state: dict[str, Any], roster: Roster, share: FairShare, cluster: Cluster, now: float
-) -> Parts[None]:
+def load(state: Any, roster: Roster, share: FairShare, cluster: Cluster, now: float) -> Parts[None]:
+    """Take up all of it; units of users that are gone are left out, and so is what another
+    version has saved.
+
+    Raises: BrokenCheckpointError, before anything was taken up.
+    """
+    yield from check(state)
+    if state.get("version") != VERSION:
+        return
     share.burst.beta = float(state.get("beta", 0.0))
     share.latest_level = [float(level) for level in state.get("latest_level", (0.0, 0.0))]
     share.outputs.update(state.get("outputs", {}))

@@ -545,12 +545,12 @@ class Scheduler:
         between two parts is charged after it. One at a time."""
         return checkpoint.save(self._roster, self._share, self._cluster, now)
 
-    def restore(self, state: dict[str, Any], now: float) -> None:
+    def restore(self, state: Any, now: float) -> None:
         """Take up a checkpoint, after ``configure`` and before the first job.
 
         Raises: BrokenCheckpointError.
         """
         whole(self.restore_in_parts(state, now))
 
-    def restore_in_parts(self, state: dict[str, Any], now: float) -> Parts[None]:
+    def restore_in_parts(self, state: Any, now: float) -> Parts[None]:
         return checkpoint.load(state, self._roster, self._share, self._cluster, now)

@@ -560,3 +560,37 @@ async def test_a_connection_that_redis_does_not_let_in_is_not_left_open(
     with pytest.raises(places.ERRORS):
         await line.execute(("PING",))
     await until(lambda: not wires[0].is_open, 60.0)
+
+
+@pytest.mark.parametrize(
+    "in_redis",
+    [
+        b"\xffgarbage",
+        b"[1]",
+        b'{"version":1,"units":7}',
+        b'{"version":1,"bus":null}',
+        b'{"version":1,"absent":[1]}',
+        b'{"version":1,"budgets":[[1]]}',
+    ],
+)
+@pytest.mark.parametrize("in_database", ["whole", "broken"])
+async def test_a_new_leader_takes_the_newest_checkpoint_that_can_be_read(
+    cluster: Cluster, redis: RedisServer, in_redis: bytes, in_database: str
+) -> None:
+    with await cluster.submit() as claim:
+        claim.settle(USED)
+    await until(lambda: cluster.charged() == 150.0, 60.0)
+    await cluster.leader.stop()  # which saves the shares
+    client = places.connect(redis.url)
+    await client.set(places.SHARES, in_redis)
+    await client.aclose()
+    if in_database == "broken":
+        await asyncio.to_thread(with_database, runtime.save_state, {"version": 1, "units": 7})
+    await cluster.scheduler()
+    epoch = cluster.schedulers[0].epoch
+    await cluster.until_led_after(epoch)
+    known = cluster.charged()  # without any, what the gateway itself still tells
+    assert in_database == "broken" or known == 150.0
+    with await cluster.submit() as claim:
+        claim.settle(USED)
+    await until(lambda: cluster.charged() == known + 150.0, 60.0)
