@@ -105,10 +105,9 @@ def told_error(event: bytes) -> Any:
     ``error:`` field; None: it is neither."""
     if not _has_error_line(event):
         return None
-    lines = event.splitlines()
-    data = next((line[6:] for line in lines if line.startswith(b"error:")), None)
+    data = _error_field(event)
     if data is None:
-        if not any(line.rstrip(b" ") in _ERROR_NAMES for line in lines):
+        if not any(line.rstrip(b" ") in _ERROR_NAMES for line in event.splitlines()):
             return None
         data = _data_of(event)
     data = data.strip()
@@ -117,6 +116,17 @@ def told_error(event: bytes) -> Any:
     except (msgspec.MsgspecError, RecursionError):
         told = data.decode("utf-8", "replace")
     return (told.get("error") if isinstance(told, dict) else None) or told or "error"
+
+
+def _error_field(event: bytes) -> bytes | None:
+    return next((line[6:] for line in event.splitlines() if line.startswith(b"error:")), None)
+
+
+def _usage_beside(event: bytes) -> Usage | None:
+    """The usage that an event tells beside its error."""
+    field = _error_field(event)
+    parsed = read_event(event if field is None else b"data:" + field)
+    return read_usage(parsed.usage) if parsed is not None else None
 
 
 def _has_error_line(block: bytes) -> bool:
@@ -201,6 +211,8 @@ class EventStream:
     def feed(self, data: bytes) -> bytes:
         """Bytes to pass on now: whole events only, possibly none; nothing after an error or
         ``[DONE]``."""
+        if self.torn:
+            return self._feed_torn(data)
         if not self._pending and data.endswith(b"\n\n"):
             if not self.first_token_seen or self._ended or _says_more_than_content(data):
                 return self._look(data)
@@ -225,8 +237,11 @@ class EventStream:
         line. Half an event is of no use to anybody."""
         rest = b"".join(self._pending)
         self._pending.clear()
+        if self._ended:
+            return b""
         if self.torn or not rest.strip(b"\r\n"):  # blank lines are no event, and harm nobody
             return rest
+        rest = self._without_mark(rest)
         told = read_event(rest) or told_error(rest)
         if told is None and not _DONE.search(rest):
             return b""
@@ -241,6 +256,24 @@ class EventStream:
     def finished(self) -> bool:
         """Whether the backend said that it had finished, by a finish reason or ``[DONE]``."""
         return self.done or self._finish_seen
+
+    def _feed_torn(self, data: bytes) -> bytes:
+        """The end of an event whose beginning is with the client, before any other: it is passed on
+        by itself, lest it be lost with an error that follows."""
+        recent = self._edge + data
+        found = _EVENT_END.search(recent)
+        if found is None:
+            return self._keep(data, recent)
+        end = found.end() - len(self._edge)
+        tail = b"".join([*self._pending, data[:end]])
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._edge = b""
+        tail = self._look(tail)
+        self.torn = not tail  # where it tells of an error
+        if self.over or end == len(data):
+            return tail
+        return tail + self.feed(data[end:])
 
     def _keep(self, data: bytes, recent: bytes) -> bytes:
         self._pending.append(data)
@@ -259,9 +292,7 @@ class EventStream:
         if self._ended:
             return b""
         self.torn = False
-        if not self._begun:
-            self._begun = True
-            block = block.removeprefix(_BYTE_ORDER_MARK)  # a stream may begin with it
+        block = self._without_mark(block)
         if b"[DONE]" in block:
             block = _up_to_done(block)
         told: Usage | None = None
@@ -284,6 +315,13 @@ class EventStream:
         self._ended = self.over
         self._count(block, finishes)
         return block
+
+    def _without_mark(self, block: bytes) -> bytes:
+        """Without the byte order mark that a stream may begin with."""
+        if self._begun:
+            return block
+        self._begun = True
+        return block.removeprefix(_BYTE_ORDER_MARK)
 
     def _count(self, block: bytes, finishes: int) -> None:
         """Count the events that carry content: all from the first one on, but for those that
@@ -322,12 +360,11 @@ class EventStream:
         told: Usage | None = None
         for event in split_events(block):
             parsed = read_event(event) if b'"error"' in event else None
-            if parsed is not None and parsed.failure is not None:
-                self.error = parsed.failure
-                told = read_usage(parsed.usage)
-                break
-            if (error := told_error(event)) is not None:
-                self.error = error
+            self.error = parsed and parsed.failure
+            if self.error is None:
+                self.error = told_error(event)
+            if self.error is not None:
+                told = _usage_beside(event)
                 break
             kept.append(event)
         return b"".join(kept), told

@@ -84,7 +84,7 @@ def is_an_error(event: Event) -> bool:
 
 def fields_of(event: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(event)
+        fields = json.loads(event.decode())  # bytes would be let off a byte order mark
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}

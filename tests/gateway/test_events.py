@@ -172,6 +172,24 @@ def test_usage_that_an_error_tells_itself_is_read() -> None:
         assert stream.usage == Usage(prompt_tokens=98, completion_tokens=0)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        b'event: error\ndata: {"message":"m","usage":{"prompt_tokens":50}}\n\n',
+        b'error: {"message":"m","usage":{"prompt_tokens":50}}\n\n',
+        b'data: {"object":"error","error":null,"message":"m","usage":{"prompt_tokens":50}}\n\n',
+    ],
+    ids=["named", "field", "older"],
+)
+def test_usage_that_an_error_tells_is_read_in_whatever_form_it_comes(told: bytes) -> None:
+    whole = GREETING + usage(7, 1) + told + usage(8, 1)
+    for reads in ([whole], bytewise(whole), [whole[: whole.rindex(told) + len(told) - 2]]):
+        passed, stream = relay(reads)
+        assert passed == GREETING
+        assert stream.error is not None
+        assert stream.usage == Usage(prompt_tokens=50, completion_tokens=0)
+
+
 def test_a_usage_event_is_read_and_hidden_from_a_client_that_did_not_ask() -> None:
     passed, stream = relay([GREETING, usage(98, 2), DONE])
     assert passed == GREETING + DONE
@@ -338,6 +356,33 @@ def test_a_last_event_without_its_blank_line_is_passed_on_with_it(last: bytes) -
     assert stream.done
 
 
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r"])
+def test_a_last_error_without_its_blank_line_is_one_in_whatever_form_it_comes(end: bytes) -> None:
+    for name in (b"error: ", b"event: error\ndata: ", b'data: {"error":'):
+        last = name + b'{"message":"x"}' + (b"}" if b"{" in name else b"") + end
+        for reads in ([ROLE, last], bytewise(ROLE + last)):
+            passed, stream = relay(reads)
+            assert passed == ROLE
+            assert stream.error == {"message": "x"}
+
+
+def test_a_byte_order_mark_before_a_single_event_without_its_blank_line_hides_nothing() -> None:
+    mark = b"\xef\xbb\xbf"
+    for only in (delta("a"), b'error: {"message":"x"}\n\n', DONE):
+        whole = mark + only[:-2]
+        for reads in ([whole], bytewise(whole)):
+            passed, stream = relay(reads)
+            assert passed == (b"" if only.startswith(b"error") else only)
+            assert stream.estimated_tokens == (only == delta("a"))
+            assert stream.over == (only != delta("a"))
+
+
+def test_nothing_is_left_behind_an_error() -> None:
+    stream = EventStream(hide_usage=True)
+    assert stream.feed(event({"error": TOLD}) + b"\r\n") == b""
+    assert stream.finish() == b""
+
+
 def test_half_an_event_at_the_end_is_dropped() -> None:
     passed, stream = relay([ROLE, delta("Hel"), delta("lo")[:-20]])
     assert passed == ROLE + delta("Hel")
@@ -463,6 +508,34 @@ def test_half_an_event_that_was_passed_on_is_known_as_such(monkeypatch: pytest.M
     assert stream.torn
     assert stream.feed(huge[1500:1600]) == b""
     assert stream.finish() == huge[1500:1600]
+    assert stream.torn
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+def test_an_event_beyond_the_bound_is_whole_before_an_error_wherever_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch, line_end: bytes
+) -> None:
+    monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1000)
+    huge = delta("x" * 2500).replace(b"\n", line_end)
+    for at in range(1001, len(huge)):
+        for middle in ([], bytewise(huge[at:])):
+            rest = b"" if middle else huge[at:]
+            stream = EventStream(hide_usage=True)
+            reads = [huge[:at], *middle, rest + event({"error": TOLD}) + STOP]
+            assert b"".join(map(stream.feed, reads)) == huge, at
+            assert stream.error == TOLD, at
+            assert not stream.torn, at
+
+
+def test_half_an_event_whose_rest_tells_of_an_error_stays_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1000)
+    huge = b"data: %b\n" % (b"x" * 2500)
+    stream = EventStream(hide_usage=True)
+    assert stream.feed(huge) == huge
+    assert stream.feed(b"event: error\n\n" + STOP) == b""
+    assert stream.error == "error"
     assert stream.torn
 
 
