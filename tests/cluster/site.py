@@ -213,7 +213,7 @@ class ClusterSite:
         """The scheduler that leads, as its log says."""
         last = {process: process.log.rfind("Leading in epoch") for process in self.schedulers}
         leading = [p for p in self.schedulers if last[p] > p.log.rfind("No longer leading")]
-        return max(leading, key=lambda p: p.log[last[p] :].split()[3])
+        return max(leading, key=lambda p: int(p.log[last[p] :].split()[3]))
 
     async def idle(self) -> Any:
         """Wait until nothing runs or waits; the figures then."""
