@@ -34,7 +34,7 @@ _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|arguments|name|refusal)"\s*:\s*"[^"]'
 )
 _NULL = msgspec.Raw(b"null")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _PromptDetails(msgspec.Struct):
@@ -321,7 +321,7 @@ class EventStream:
         if self._begun:
             return block
         self._begun = True
-        return block.removeprefix(_BYTE_ORDER_MARK)
+        return block.removeprefix(BYTE_ORDER_MARK)
 
     def _count(self, block: bytes, finishes: int) -> None:
         """Count the events that carry content: all from the first one on, but for those that

@@ -132,7 +132,8 @@ def from_event(error: Any, endpoint: Endpoint) -> Failure:
         return Failure(error, "none", "elsewhere")
     details = error if isinstance(error, dict) else {"message": error}
     told_words = details.get("message") or details.get("detail") or error
-    message = _without_secrets(str(told_words), endpoint)[:MAX_TEXT]
+    text = told_words if isinstance(told_words, str) else json.dumps(told_words)
+    message = _without_secrets(text, endpoint)[:MAX_TEXT]
     status = details.get("code") or details.get("status") or details.get("status_code")
     if not isinstance(status, int) or not 400 <= status <= 599:
         status = 502

@@ -206,21 +206,22 @@ BROKEN: dict[str, bytes] = {
 }
 
 
+def breaks(told: bytes) -> Behaviour:
+    async def behave(call: Call) -> None:
+        await call.start_stream()
+        await call.role()
+        await call.say("Hello")
+        await call.connection.chunk(told)
+        await call.connection.end_chunked()
+
+    return behave
+
+
 @every_form_of_stream
 async def test_case_b06_an_error_within_a_stream_is_one_in_whatever_form_it_comes(
     router: RunningRouter, stub: OpenAIStub, surface: Surface
 ) -> None:
     await surface.backend(router, stub)
-
-    def breaks(told: bytes) -> Behaviour:
-        async def behave(call: Call) -> None:
-            await call.start_stream()
-            await call.role()
-            await call.say("Hello")
-            await call.connection.chunk(told)
-            await call.connection.end_chunked()
-
-        return behave
 
     for name, told in BROKEN.items():
         stub.then(breaks(told))
@@ -230,3 +231,15 @@ async def test_case_b06_an_error_within_a_stream_is_one_in_whatever_form_it_come
         record = (await router.records())[-1]
         found = record.outcome, record.reason, record.completion_tokens
         assert found == ("failed", "upstream_error", 1), name
+
+
+@every_form_of_stream
+async def test_case_b06_an_error_that_is_no_text_reaches_the_client_as_json(
+    router: RunningRouter, stub: OpenAIStub, surface: Surface
+) -> None:
+    await surface.backend(router, stub)
+    wrong = [{"loc": ["body", "n"], "msg": "none", "input": None}]
+    for told in ({"detail": wrong}, {"message": wrong}, wrong):
+        stub.then(breaks(b"event: error\n" + sse(told)))
+        response = await surface.ask(router)
+        assert surface.error_at_the_end(response, "upstream_error") == json.dumps(wrong), told

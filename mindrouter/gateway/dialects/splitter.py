@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindrouter.gateway.dialects.translation import invalid_answer
+from mindrouter.gateway.events import BYTE_ORDER_MARK
 
 
 class Splitter:
@@ -14,6 +15,7 @@ class Splitter:
     def __init__(self, end: bytes = b"\n\n") -> None:
         self._end = end
         self._rest = b""
+        self._begun = False
         self._after_return = False  # the last byte was a \r: a \n that follows ends no line more
 
     def events(self, data: bytes) -> list[bytes]:
@@ -24,6 +26,8 @@ class Splitter:
         self._rest = parts.pop()
         if len(self._rest) > self.MAX_BYTES:
             raise invalid_answer("an event without end")
+        if parts and not self._begun:
+            parts[0] = self._without_mark(parts[0])
         return [part + self._end for part in parts]
 
     def _with_plain_ends(self, data: bytes) -> bytes:
@@ -37,7 +41,12 @@ class Splitter:
     def rest(self) -> bytes:
         """What has come since the last whole event."""
         rest, self._rest = self._rest, b""
-        return rest
+        return self._without_mark(rest)
+
+    def _without_mark(self, part: bytes) -> bytes:
+        """Without the byte order mark that a stream may begin with."""
+        begun, self._begun = self._begun, True
+        return part if begun else part.removeprefix(BYTE_ORDER_MARK)
 
 
 def data_of(event: bytes) -> bytes | None:

@@ -9,8 +9,10 @@ import pytest
 
 from mindrouter.gateway.dialects.anthropic.native import MessageEvents
 from mindrouter.gateway.dialects.native import NativeStream
+from mindrouter.gateway.dialects.ollama.native import ChatLines
 from mindrouter.gateway.dialects.responses.native import ResponseEvents
 from mindrouter.gateway.surfaces.answers import SurfaceEvents
+from scheduler.core.jobs import Usage
 
 FORMS: dict[str, Callable[[], NativeStream]] = {
     "messages": partial(MessageEvents, prompt_tokens=9, cached_apart=False),
@@ -75,6 +77,35 @@ def test_no_cut_parts_a_line_end_or_changes_an_error_a_count_or_what_is_passed_o
         assert passed == deltas, at
         assert stream.error == {"type": "overloaded_error", "message": "busy", "code": 529}, at
         assert stream.estimated_tokens == 2, at
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_byte_order_mark_is_one_at_the_beginning_of_a_stream_only(name: str) -> None:
+    mark, delta = b"\xef\xbb\xbf", DELTAS[name]
+    bare = delta.partition(b"\n")[2]  # the mark stands before what is to be read
+    failure = b"event: error\ndata: ill\n\n"
+    for whole, kept, told in (
+        (mark + bare + delta, bare + delta, None),
+        (mark + failure, b"", "ill"),
+        (mark + b"error: ill\n\n", b"", "ill"),
+    ):
+        for at in range(len(whole) + 1):
+            stream = FORMS[name]()
+            passed = stream.feed(whole[:at]) + stream.feed(whole[at:])
+            assert (passed, stream.error) == (kept, told), at
+            assert stream.estimated_tokens == (2 if kept else 0), at
+    stream = FORMS[name]()
+    assert stream.feed(delta + mark + delta) == delta + mark + delta
+    stream = FORMS[name]()
+    assert stream.feed(mark + bare[:-2]) + stream.finish() == bare
+    assert stream.estimated_tokens == 1
+
+
+def test_a_byte_order_mark_before_lines_hides_no_first_one() -> None:
+    line = b'{"message":{"content":"a"},"done":true,"eval_count":5,"prompt_eval_count":3}\n'
+    stream = ChatLines(prompt_tokens=9)
+    assert stream.feed(b"\xef\xbb\xbf" + line) == line
+    assert stream.usage == Usage(prompt_tokens=3, completion_tokens=5)
 
 
 def test_a_carriage_return_at_the_end_of_a_read_ends_its_line_at_once() -> None:
