@@ -46,6 +46,8 @@ class Collector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
+                # Before the answer, which says that they have been taken.
+                collector.requests.put(ExportTraceServiceRequest.FromString(body))
                 fits = self.path == "/v1/traces"
                 fits = fits and self.headers["Content-Type"] == "application/x-protobuf"
                 self.send_response(200 if fits else 400)
@@ -53,7 +55,6 @@ class Collector:
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                collector.requests.put(ExportTraceServiceRequest.FromString(body))
                 self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
