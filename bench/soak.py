@@ -25,6 +25,7 @@ import signal
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -170,7 +171,7 @@ class Backend:
             await self.dice.choice(FAULTS)(call)
 
 
-class Site:
+class Site(ABC):
     """Clients, trouble and the end's table; of which processes it is made say others."""
 
     def __init__(self, stubs: list[Any], keys: dict[str, str], tally: Tally) -> None:
@@ -178,27 +179,29 @@ class Site:
         self.doors: list[Door] = []
         self.rss: dict[str, list[tuple[float, float]]] = {}  # {process: (when, MB)}
 
+    @abstractmethod
     async def start(self) -> None:
-        raise NotImplementedError
+        """Have all processes serve."""
 
+    @abstractmethod
     async def close(self) -> None:
-        raise NotImplementedError
+        """End them all."""
 
+    @abstractmethod
     def pids(self) -> dict[str, int]:
         """{name: number} of the processes that are to stay as they are."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def troubles(self, until: float) -> None:
         """Stop and kill, until then."""
-        raise NotImplementedError
 
     def others(self) -> list[Coroutine[Any, Any, None]]:
         """What goes on all the time."""
         return [self.admin(), self.deaths()]
 
+    @abstractmethod
     async def get(self, path: str, key: str) -> Any:
         """The document at an address of a gateway."""
-        raise NotImplementedError
 
     async def run(self, seconds: float) -> list[Line]:
         before, began = self.open(), time.monotonic()
@@ -298,6 +301,7 @@ class Site:
         else:
             self._count(own, "improper", f"{surface.name}: {error!r}")
 
+    @abstractmethod
     def _heard(self, own: str, response: Any, text: str, began: float) -> None:
         """What else there is to be said of an answer."""
 
@@ -419,9 +423,9 @@ class Site:
             lines.append((what, f"{seen[-1][1]:.0f} {growth:.1f}", growth < MOST_GROWTH))
         return lines
 
+    @abstractmethod
     async def recorded(self) -> None:
         """Wait until all that was spooled is in the database."""
-        raise NotImplementedError
 
     def may_lack(self) -> float:
         """Tokens that the documentation says budgets may lack."""
@@ -485,6 +489,9 @@ class Alone(Site):
 
     async def get(self, path: str, key: str) -> Any:
         return await asked(self.router.port, path, key)
+
+    def _heard(self, own: str, response: Any, text: str, began: float) -> None:
+        """Nothing: its scheduler is never away."""
 
 
 def noted(request: httpx.Request) -> list[float]:

@@ -202,8 +202,7 @@ class ClusterSoak(Site):
         self.tally.deeds["SIGTERM to the leader"] += 1
 
     async def gateway_is_killed(self, dice: random.Random) -> None:
-        which = dice.randrange(2)
-        door, gateway = self.doors[which], self.site.gateways[which]
+        door, gateway = self._either(dice)
         door.goes_down()
         since = time.time() - UNTOLD_SECONDS
         await gateway.kill()
@@ -213,8 +212,7 @@ class ClusterSoak(Site):
         self.tally.deeds["kill -9 of a gateway"] += 1
 
     async def both_are_killed(self, dice: random.Random) -> None:
-        which = dice.randrange(2)
-        door, gateway = self.doors[which], self.site.gateways[which]
+        door, gateway = self._either(dice)
         leader, began, leads = self.site.leader(), time.monotonic(), self._leads()
         door.goes_down()
         since = time.time() - UNSAVED_SECONDS
@@ -227,12 +225,15 @@ class ClusterSoak(Site):
         self.tally.deeds["kill -9 of a gateway and the leader at once"] += 1
 
     async def gateway_is_stopped(self, dice: random.Random) -> None:
-        which = dice.randrange(2)
-        door, gateway = self.doors[which], self.site.gateways[which]
+        door, gateway = self._either(dice)
         door.goes_down()
         await gateway.stop()
         await self._comes_up(gateway, door)
         self.tally.deeds["SIGTERM to a gateway"] += 1
+
+    def _either(self, dice: random.Random) -> tuple[Door, Any]:
+        """One of the two gateways, and its door."""
+        return dice.choice([*zip(self.doors, self.site.gateways, strict=True)])
 
     async def _comes_up(self, gateway: Any, door: Door) -> None:
         await gateway.start()

@@ -131,7 +131,7 @@ def test_figures_are_refreshed_while_a_weight_is_being_edited(open_signed_in, mo
         weight.fill("77")
         queued = page.locator(f"#queued-{group}")
         before = queued.inner_text()
-        expect(queued).not_to_have_text(before)
+        expect(queued).not_to_have_text(before, timeout=8000)
         expect(page.locator(f"#now-{group}")).to_have_text("100\xa0%")
         return weight.input_value(), weight.evaluate("el => el === document.activeElement")
 
