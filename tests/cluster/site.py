@@ -25,7 +25,8 @@ POOL_SIZE = 3
 CONFIGURATION = """
 groups: [{{name: ada, scheduler_weight: 1, token_budget: 1000000}}]
 users: [{{username: ada, group: ada}}, {{username: root, is_staff: true, is_superuser: true}}]
-api_keys: [{{user: ada, name: a, key: "{key}"}}, {{user: root, name: r, key: "{root}"}}]
+api_keys: [{{user: ada, name: a, key: "{key}"}}, {{user: root, name: r, key: "{root}"}},
+  {{user: ada, name: spare, key: "{spare}"}}]
 backends:
   - {{name: a, base_url: "{url}", engine: vllm, max_concurrent: {slots}, max_queue: 1000,
       models: [{{name: m}}]}}
@@ -149,10 +150,12 @@ class Gateway(Process):
 
 
 class ClusterSite:
-    """The processes; ``key`` is ada's, ``root`` the key of a member of the staff."""
+    """The processes; ``key`` is ada's, ``spare`` another of hers that nothing else uses, ``root``
+    the key of a member of the staff."""
 
     key = "mr-" + "a" * 64
     root = "mr-" + "f" * 64
+    spare = "mr-" + "5" * 64
 
     def __init__(self, folder: Path, redis: RedisServer, database: str) -> None:
         self.folder = folder
@@ -175,7 +178,8 @@ class ClusterSite:
 
     def configure(self, backend_url: str) -> None:
         """Two users, and at that address the backend "a" with ``SLOTS`` slots."""
-        text = CONFIGURATION.format(key=self.key, root=self.root, url=backend_url, slots=SLOTS)
+        keys = {"key": self.key, "spare": self.spare, "root": self.root}
+        text = CONFIGURATION.format(**keys, url=backend_url, slots=SLOTS)
         self.manage("apply", "-", given=text)
 
     def manage(self, *command: str, given: str = "", **environment: str) -> None:
