@@ -240,7 +240,7 @@ async def test_a_key_disabled_with_sql_is_refused_by_every_process(site: Cluster
     assert await statuses() == {200}
     site.change("UPDATE accounts_apikey SET enabled = false WHERE name = 'spare'")
     async with asyncio.timeout(5.0):
-        while await statuses() != {401}:
+        while await statuses() != {401}:  # noqa: ASYNC110
             await asyncio.sleep(0.5)
 
 
