@@ -447,10 +447,11 @@ class RemoteRuntime(Serving):
                 self._take(data)
 
     async def _find_scheduler(self) -> None:
-        """Begin with the last beat, whoever's it is."""
+        """Begin with the last beat, whoever's it is, and with whatever is told from now on."""
         position, data = await redis.last_entry(self._reader, redis.ALL)
         own, _ = await redis.last_entry(self._reader, self._out)
         self._positions = {redis.ALL: position, self._out: own}
+        self._register_again()  # an answer may lie before that, and nothing else would tell
         if data and (batch := read(decode_broadcast, data)) is not None:
             self._follow(batch.beat)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -235,6 +235,37 @@ async def test_emptying_redis_costs_nothing_that_runs(cluster: Cluster, redis: R
     await until(lambda: cluster.in_flight() == 2, 60.0)
     for claim in claims:
         claim.__exit__(None, None, None)
+
+
+async def test_an_answer_that_comes_while_a_gateway_looks_where_to_read_on_is_told_again(
+    cluster: Cluster, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As happens when it starts, or has heard nothing for long, and a request comes just then."""
+    gateway = cluster.gateway
+    client = places.connect(redis.url)
+    look, asked = places.last_entry, asyncio.Event()
+    submitting = asyncio.create_task(after(asked, cluster.submit))
+
+    async def look_late(line: Line, stream: str) -> tuple[bytes, bytes]:
+        if stream == gateway._out and not asked.is_set():
+            told = await client.xlen(stream)
+            asked.set()
+            async with asyncio.timeout(20.0):
+                while await client.xlen(stream) == told:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+        return await look(line, stream)
+
+    monkeypatch.setattr(places, "last_entry", look_late)
+    gateway._positions = {}  # as ``_give_up`` does
+    async with asyncio.timeout(20.0):
+        with await submitting as claim:
+            assert claim.lease is not None
+    await client.aclose()
+
+
+async def after(event: asyncio.Event, act: Callable[[], Awaitable[Claim]]) -> Claim:
+    await event.wait()
+    return await act()
 
 
 async def test_what_was_counted_is_not_charged_again_when_a_silent_gateway_comes_back(
