@@ -21,6 +21,7 @@ MAX_TOKENS = 1_000_000_000
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
+_CR = 13  # as a number, which is looked for ten times as fast as one byte in bytes
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 #: How a line begins that may tell of an error: an event's name, or llama.cpp's older field.
@@ -216,7 +217,6 @@ class EventStream:
         if not self._pending and data.endswith(b"\n\n"):
             if not self.first_token_seen or self._ended or _says_more_than_content(data):
                 return self._look(data)
-            self.torn = False
             self._events += data.count(b"\ndata:") + data.startswith(b"data:")
             self.estimated_tokens = self._events if self._events > 0 else 1
             return data
@@ -379,12 +379,14 @@ def _up_to_done(block: bytes) -> bytes:
 
 def _says_more_than_content(data: bytes) -> bool:
     """Whether there may be anything in it but texts. vLLM says null in each event but the last: to
-    count that is cheaper than to search."""
+    count that is cheaper than to search. So is ``find`` than ``in``, which takes what it is given
+    for a number first and raises an error within."""
+    find = data.find
     return (
-        b'"usage"' in data
-        or b"error" in data
-        or b"[DONE]" in data
-        or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n"))
+        find(b'"usage"') >= 0
+        or find(b"error") >= 0
+        or find(b"[DONE]") >= 0
+        or (_CR in data and data.count(b"\r") != data.count(b"\r\n"))
         or data.count(b'"finish_reason"') != data.count(b'"finish_reason":null')
     )
 

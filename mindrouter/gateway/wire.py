@@ -33,6 +33,7 @@ class Wire:
     __slots__ = (
         "_chunked",
         "_connection",
+        "_flow",
         "_head",
         "_news",
         "_reader",
@@ -66,6 +67,7 @@ class Wire:
         self.waiting_for_100_continue = False
         self.on_client_left: Callable[[], None] | None = None
         self._connection = connection
+        self._flow = connection.flow
         self._transport = connection.transport
         self._head = b""  # of a response in parts, until its first part
         self._takes_chunks = takes_chunks  # a client of HTTP/1.0 does not
@@ -112,7 +114,7 @@ class Wire:
         self.parts.append(part)
         self._unread += len(part)
         if self._unread > HIGH_WATER_BYTES:
-            self._connection.flow.pause_reading()
+            self._flow.pause_reading()
         self._news = True
         if self._reader is not None:
             self.set()
@@ -122,9 +124,8 @@ class Wire:
         if self.more_body or self.disconnected:
             return None
         self._news = False  # the next news is the leaving
-        flow = self._connection.flow
-        if flow.read_paused:
-            flow.resume_reading()  # else it would not be seen
+        if self._flow.read_paused:
+            self._flow.resume_reading()  # else it would not be seen
         return self._taken()
 
     def _taken(self) -> bytes:
@@ -138,7 +139,7 @@ class Wire:
             self.waiting_for_100_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.disconnected and not self.response_complete:
-            self._connection.flow.resume_reading()
+            self._flow.resume_reading()
             if not self._news:
                 self._reader = self._connection.loop.create_future()
                 await self._reader
@@ -175,14 +176,14 @@ class Wire:
     async def write(self, data: bytes) -> None:
         """A part of the body; waits while the client does not take what it has."""
         while not self.write_now(data):
-            await self._connection.flow.drain()
+            await self._flow.drain()
 
     def write_now(self, data: bytes) -> bool:
         """A part of the body. False: nothing was written, as the client does not take what it
         has."""
         if self.disconnected:
             return True
-        if self._connection.flow.write_paused:
+        if self._flow.write_paused:
             return False
         head = self._head
         if head:

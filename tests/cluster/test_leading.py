@@ -256,8 +256,10 @@ async def test_an_answer_that_comes_while_a_gateway_looks_where_to_read_on_is_to
         return await look(line, stream)
 
     monkeypatch.setattr(places, "last_entry", look_late)
-    gateway._positions = {}  # as ``_give_up`` does
     async with asyncio.timeout(20.0):
+        while not asked.is_set():  # noqa: ASYNC110  it may be looking just now
+            gateway._positions = {}  # as ``_give_up`` does
+            await asyncio.sleep(0.02)
         with await submitting as claim:
             assert claim.lease is not None
     await client.aclose()
