@@ -257,7 +257,7 @@ async def test_an_answer_that_comes_while_a_gateway_looks_where_to_read_on_is_to
 
     monkeypatch.setattr(places, "last_entry", look_late)
     async with asyncio.timeout(20.0):
-        while not asked.is_set():  # noqa: ASYNC110  it may be looking just now
+        while not asked.is_set():  # it may be looking just now
             gateway._positions = {}  # as ``_give_up`` does
             await asyncio.sleep(0.02)
         with await submitting as claim:
