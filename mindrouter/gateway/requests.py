@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 #: The texts that a prompt begins with.
 Opening = Iterable[msgspec.Raw | memoryview]
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_any = msgspec.json.Decoder()
+_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
 class _Message(msgspec.Struct):
@@ -123,7 +123,7 @@ class Asked:
             fields = {**fields, "model": msgspec.Raw(msgspec.json.encode(model_name))}
         if self.stream and not self.wants_usage:
             options = fields.get("stream_options")
-            kept = _any.decode(options) if options is not None else None
+            kept = _options.decode(options) if options is not None else None
             asked = {**(kept or {}), "include_usage": True}
             fields = {**fields, "stream_options": msgspec.Raw(msgspec.json.encode(asked))}
         return msgspec.json.encode(fields)

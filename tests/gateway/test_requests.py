@@ -167,6 +167,15 @@ def test_a_null_in_place_of_the_stream_options_is_none() -> None:
     assert sent["stream_options"] == {"include_usage": True}
 
 
+@pytest.mark.parametrize(
+    "value", ["1.50", "0.10000000000000000000001", "9" * 5000, "1e999", '{"a":1.0,"a":2.0}']
+)
+def test_other_stream_options_are_passed_on_as_they_came_whatever_they_are(value: str) -> None:
+    body = '{"model":"m","messages":[{"role":"user"}],"stream":true,"stream_options":{"x":%s%s}}'
+    sent = read_chat((body % (value, "")).encode(), None).body_for("m")
+    assert sent == (body % (value, ',"include_usage":true')).encode()
+
+
 def test_stream_options_stay_as_they_are_where_usage_is_asked_for() -> None:
     options = b'{"include_usage" : true, "x": 1.0}'
     body = b'{"model":"m","messages":[{"role":"user"}],"stream":true,"stream_options":%s}' % options
