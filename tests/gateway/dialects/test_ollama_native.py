@@ -19,7 +19,7 @@ from mindrouter.gateway.dialects.ollama.reading import (
     read_generate,
 )
 from mindrouter.gateway.errors import GatewayError
-from mindrouter.gateway.requests import Asked
+from mindrouter.gateway.requests import MOST_TOKENS, Asked
 from scheduler.core.jobs import Needs, Usage
 from tests.gateway.dialects.wire import cut
 
@@ -78,10 +78,28 @@ def test_tokens_are_estimated_from_all_that_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("options", "limit"),
-    [(None, None), ({}, None), ({"num_predict": 7}, 7), ({"num_predict": -1}, None)],
+    [
+        (None, None),
+        ({}, None),
+        ({"num_predict": 7}, 7),
+        ({"num_predict": -1}, None),
+        ({"num_predict": 10**400}, MOST_TOKENS),
+        ({"num_predict": 1e300}, MOST_TOKENS),
+    ],
 )
 def test_the_clients_limit_is_an_option(options: Any, limit: int | None) -> None:
     assert chat(options=options).max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("prompt", "loads"),
+    [("", True), ([], True), (None, True), (" ", False), ("\n", False), ([""], False)],
+)
+def test_only_where_nothing_at_all_is_said_a_model_is_to_be_loaded(
+    prompt: Any, loads: bool
+) -> None:
+    asked = generate(prompt=prompt)
+    assert (asks_to_load(asked, "prompt") == "load") == loads
 
 
 def test_the_cache_key_is_how_the_conversation_begins() -> None:

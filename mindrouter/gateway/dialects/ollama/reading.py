@@ -5,6 +5,7 @@ Streams are Ollama's default.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -14,6 +15,7 @@ from mindrouter.gateway.dialects.strict import given
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.requests import (
     MEDIA_TOKENS,
+    MOST_TOKENS,
     TOKENS_PER_MESSAGE,
     Asked,
     Opening,
@@ -30,6 +32,7 @@ from scheduler.core.jobs import Needs
 
 Fields = dict[str, msgspec.Raw]
 _NULL = msgspec.Raw(b"null")
+_NO_PROMPT = re.compile(rb'""|\[\s*\]')
 
 
 class _Message(msgspec.Struct):
@@ -113,7 +116,7 @@ def asks_to_load(asked: Asked, prompt_field: str) -> Literal["load", "unload"] |
     ``prompt_field``: "messages" or "prompt".
     """
     raw = asked.fields.get(prompt_field, _NULL)
-    if given(raw) and bytes(raw).replace(b" ", b"") not in (b"[]", b'""'):
+    if given(raw) and _NO_PROMPT.fullmatch(raw) is None:
         return None
     if prompt_field == "prompt" and given(asked.fields.get("images", _NULL)):
         return None
@@ -137,7 +140,7 @@ def _generating(
         wants_usage=True,  # the form always carries it, so nothing is added and nothing hidden
         needs=needs,
         prompt_tokens=max(1, prompt_tokens),
-        max_tokens=int(limit) if limit is not None and limit >= 0 else None,
+        max_tokens=min(int(limit), MOST_TOKENS) if limit is not None and limit >= 0 else None,
         cache_key=header_cache_key or cache_key_of(opening, prompt_tokens),
         fields=fields,
     )
