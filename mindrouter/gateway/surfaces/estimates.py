@@ -47,13 +47,19 @@ def image_tokens(count: int, size: str | None) -> int:
 
 def input_tokens(value: Any) -> int:
     """Of whatever texts are in a decoded value; an image in it counts as in a chat."""
-    if isinstance(value, str):
-        return MEDIA_TOKENS if value.startswith("data:") else estimate_tokens(len(value.encode()))
-    if isinstance(value, dict):
-        return sum(map(input_tokens, value.values()))
-    if isinstance(value, list):
-        return sum(map(input_tokens, value))
-    return 1  # a token's number, or next to nothing
+    tokens, left = 0, [value]  # no recursion: a value may be nested as deeply as the decoder goes
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            is_media = part.startswith("data:")
+            tokens += MEDIA_TOKENS if is_media else estimate_tokens(len(part.encode()))
+        elif isinstance(part, dict):
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
+        else:
+            tokens += 1  # a token's number, or next to nothing
+    return tokens
 
 
 def pair_tokens(left: Any, right: Any) -> int:

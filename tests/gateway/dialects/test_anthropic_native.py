@@ -96,6 +96,23 @@ def test_tokens_are_estimated_from_all_that_is_said() -> None:
     assert asked.prompt_tokens == 400 + 4 + 765
 
 
+def test_of_blocks_within_tool_results_that_nest_on_only_the_bytes_are_counted() -> None:
+    """To look into each of hundreds would read the innermost hundreds of times."""
+
+    def tokens(content: str) -> int:
+        message = '{"model":"m","max_tokens":1,"messages":[{"role":"user","content":%s}]}'
+        return read_messages((message % content).encode(), None).prompt_tokens
+
+    def within(content: str, times: int) -> str:
+        return '[{"type":"tool_result","content":' * times + content + "}]" * times
+
+    text = '[{"type":"text","text":"%s"}]' % ("x" * 400)
+    assert tokens(within(text, 2)) == 100 + 4
+    assert tokens(within(text, 3)) == (len(text) + 3) // 4 + 4
+    deep = within(text, 200)
+    assert tokens(deep) == (len(deep) - len(within("", 3)) + 3) // 4 + 4
+
+
 def test_the_cache_key_is_how_the_conversation_begins() -> None:
     long = {"role": "user", "content": "x" * 5000}
     first = read_messages(written(messages=[long, HI]), None).cache_key

@@ -25,6 +25,9 @@ from scheduler.core.jobs import Needs
 
 _NULL = msgspec.Raw(b"null")
 _MEDIA = frozenset({"image", "document"})
+#: A message has tool results in it, those have what a search found, and that has texts. Of what is
+#: deeper only the bytes count: to look into each of hundreds reads the innermost hundreds of times.
+_DEEPEST = 3
 
 
 class _Message(msgspec.Struct):
@@ -103,12 +106,15 @@ class _Weight:
     def tokens(self) -> int:
         return estimate_tokens(self.text_bytes) + MEDIA_TOKENS * self.media
 
-    def add(self, content: msgspec.Raw, param: str) -> None:
+    def add(self, content: msgspec.Raw, param: str, depth: int = 0) -> None:
         """Count a content: null, a text, or blocks, of which tool results have their own."""
         if not given(content):
             return
         if is_text(content):
             self.text_bytes += len(memoryview(content)) - 2
+            return
+        if depth == _DEEPEST:
+            self.text_bytes += len(memoryview(content))
             return
         for block in decode_field(_blocks.decode, content, param, "a text or content blocks"):
             if block.type in _MEDIA:
@@ -119,7 +125,7 @@ class _Weight:
                 self.text_bytes += len(text.encode("utf-8", "replace")) if text else 0
             if given(block.input):
                 self.text_bytes += len(memoryview(block.input))
-            self.add(block.content, param)
+            self.add(block.content, param, depth + 1)
 
 
 def _has_tools(fields: dict[str, msgspec.Raw]) -> bool:
