@@ -490,8 +490,12 @@ LOGGING = {
             "filters": ["request_ids"],
         }
     },
-    # It writes each address that it asks, and those of webhooks may be secrets.
-    "loggers": {"httpx": {"level": "WARNING"}},
+    "loggers": {
+        # It writes each address that it asks, and those of webhooks may be secrets.
+        "httpx": {"level": "WARNING"},
+        # It warns of what clients do wrong, which they are told themselves.
+        "python_multipart": {"level": "ERROR"},
+    },
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", "INFO")},
 }
 

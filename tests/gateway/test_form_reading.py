@@ -19,6 +19,7 @@ from mindrouter.gateway.surfaces.reading import read_audio_form, read_image_form
 from mindrouter.gateway.surfaces.upload import MEMORY_BYTES, Upload
 from tests.gateway.forms import END, KIND, MODEL, SOUND, part
 
+OTHER = part("model", b"other")
 WANTED = frozenset({"model", "prompt", "n", "size"})
 values = st.binary(max_size=60)
 cuts = st.lists(st.integers(0, 2000), max_size=12)
@@ -61,6 +62,14 @@ def test_whatever_comes_is_read_or_refused(noise: bytes, at: list[int]) -> None:
     for body in (noise, MODEL + noise + END, MODEL[:20] + noise + SOUND + END):
         with contextlib.suppress(GatewayError):
             asyncio.run(fed(body, at, Path("/nowhere")))
+
+
+def test_no_form_writes_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """What is wrong with one is told to its client."""
+    for broken in (b"hello", MODEL + b"--XX\r\nbad header\r\n\r\nvalue\r\n" + END):
+        with pytest.raises(GatewayError):
+            asyncio.run(fed(broken, [], Path("/nowhere")))
+    assert caplog.records == []
 
 
 def test_a_large_form_is_in_a_file_and_comes_out_of_it_whole(tmp_path: Path) -> None:
@@ -120,6 +129,10 @@ async def test_a_disk_that_takes_no_upload_is_told(
         (MODEL + b"--XX\r\nbad header\r\n\r\nvalue\r\n" + SOUND + END, "cannot be read"),
         (MODEL + part("a", b"", more="X: 1\r\nx: 2\r\n") + SOUND + END, "a header twice"),
         (MODEL + part("a", b"") * 1000 + SOUND + END, "more than 1000 parts"),
+        (MODEL + SOUND + END + part("model", b"other") + END, "behind its end"),
+        (MODEL + SOUND + END[:-2] + part("model", b"other") + END, "behind its end"),
+        (MODEL + SOUND + END + b"x", "behind its end"),
+        (MODEL + part("a", b"", more="--XX--b: 1\r\n") + SOUND + END, "looks like a boundary"),
     ],
 )
 async def test_a_form_that_is_none_is_refused_in_words(
@@ -128,6 +141,19 @@ async def test_a_form_that_is_none_is_refused_in_words(
     with pytest.raises(GatewayError, match=told) as refused:
         read_audio_form(await fed(body, [], tmp_path))
     assert refused.value.code == "invalid_request"
+
+
+@given(cuts, st.sampled_from([b"", b"\r\n", b" \t\r\n\r\n", b"--", b"x", b"\r\n--XX\r\n"]))
+def test_behind_a_forms_end_there_are_blanks_alone_however_it_is_cut(
+    at: list[int], behind: bytes
+) -> None:
+    body = MODEL + SOUND + END[:-2] + behind
+    if behind.strip():
+        with pytest.raises(GatewayError, match="behind its end"):
+            asyncio.run(fed(body, at, Path("/nowhere")))
+    else:
+        form = asyncio.run(fed(body, at, Path("/nowhere")))
+        assert b"".join(map(bytes, form.body_for("other"))) == body.replace(MODEL, OTHER)
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "1.5", "x", "9" * 20])
