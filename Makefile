@@ -79,10 +79,11 @@ audit: $(VENV)/.installed-dev
 	  then $(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off -r requirements.txt; \
 	  else echo "No advisories can be had here: the packages were not audited."; fi
 
-# Bytes that the parsers of HTTP and of events disagree about with themselves, cut otherwise, or with
-# an independent reader. What it finds is said by tests/fuzz/run.py; it ends at the first find.
+# Bytes that the parsers of HTTP, of events, of bodies and of forms disagree about with themselves,
+# cut otherwise, or with an independent reader. What it finds is said by tests/fuzz/run.py; it ends
+# at the first find.
 FUZZ_SECONDS ?= 60
-FUZZED := requests responses streams
+FUZZED := requests responses streams bodies forms
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-fuzz
 	@for one in $(FUZZED); do $(BIN)/python -m tests.fuzz.run $$one -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done

@@ -1,6 +1,6 @@
 """Look for bytes that a parser does not agree with itself or an independent one about.
 
-    python -m tests.fuzz.run requests|responses|streams [options of libFuzzer]
+    python -m tests.fuzz.run requests|responses|streams|bodies|forms [options of libFuzzer]
 
 What has been of use is kept in .fuzz/, what fails in .fuzz/TARGET-…: mend it, and put those bytes
 into tests/fuzz/corpus/TARGET/, which test_corpus.py goes through.
@@ -19,13 +19,18 @@ import atheris
 FOUND = Path(".fuzz")
 CORPUS = Path(__file__).parent / "corpus"
 
-#: New ways through these are what the search goes by. The parser in C is not seen; h11 stands in.
+#: New ways through these are what the search goes by. Parsers in C are not seen; h11 stands
+#: in for that of HTTP.
 LOOKED_INTO = [
     "h11",
+    "python_multipart",
     "mindrouter.gateway.protocol",
     "mindrouter.gateway.wire",
     "mindrouter.gateway.client",
     "mindrouter.gateway.events",
+    "mindrouter.gateway.requests",
+    "mindrouter.gateway.dialects",
+    "mindrouter.gateway.surfaces",
     "backends.connection",
     "backends.incoming",
     "backends.opening",

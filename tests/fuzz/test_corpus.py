@@ -12,7 +12,13 @@ CASES = sorted(path for path in CORPUS.rglob("*") if path.parent != CORPUS)
 
 
 def test_there_is_a_corpus_for_each_search() -> None:
-    assert {path.parent.name for path in CASES} == {"requests", "responses", "streams"}
+    assert {path.parent.name for path in CASES} == {
+        "requests",
+        "responses",
+        "streams",
+        "bodies",
+        "forms",
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}/{path.name}")
