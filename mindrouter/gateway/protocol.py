@@ -230,9 +230,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _begin_again(self, head: Head, body: bytes) -> None:
         """A whole request has come whose head is known."""
         self._due = math.inf
-        wire = Wire(self, head, keep_alive=True, takes_chunks=True)
-        wire.take(body)
-        wire.more_body = False
+        wire = Wire(self, head, keep_alive=True, takes_chunks=True, body=body)
         self.cycle = wire  # type: ignore[assignment]
         self._serve(wire)
 

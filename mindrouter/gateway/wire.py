@@ -53,14 +53,21 @@ class Wire:
     )
 
     def __init__(
-        self, connection: GatewayProtocol, head: Head, *, keep_alive: bool, takes_chunks: bool
+        self,
+        connection: GatewayProtocol,
+        head: Head,
+        *,
+        keep_alive: bool,
+        takes_chunks: bool,
+        body: bytes | None = None,
     ) -> None:
+        """``body``: all of it, where it is here already."""
         self.head = head
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None  # that serves it
-        self.parts: list[bytes] = []  # of the body, not read yet
+        self.parts: list[bytes] = [] if body is None else [body]  # of the body, not read yet
         self._unread = 0  # bytes in them
-        self.more_body = True
+        self.more_body = body is None
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
@@ -72,7 +79,7 @@ class Wire:
         self._head = b""  # of a response in parts, until its first part
         self._takes_chunks = takes_chunks  # a client of HTTP/1.0 does not
         self._chunked = False
-        self._news = False  # something has come that ``receive`` has not told of
+        self._news = body is not None  # something has come that ``receive`` has not told of
         self._reader: asyncio.Future[None] | None = None
 
     # ---- what uvicorn's protocol calls
