@@ -16,7 +16,7 @@ from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Max
 from django.utils import timezone
-from kombu.exceptions import KombuError
+from kombu.exceptions import ChannelError, KombuError
 
 from backends.models import Backend, BackendStatus
 from backends.services import detect_engines
@@ -105,10 +105,12 @@ def _has_tables() -> bool:
 
 
 def _processes() -> Iterator[Finding]:
-    """Of this data folder; other machines have theirs."""
+    """Of this data folder; other machines, and containers, have theirs."""
     alive = pulse.pulses()
     wanted = ("gateway", "scheduler") if settings.REDIS_URL else ("gateway",)
-    for kind in wanted:
+    here = {one.kind for one in alive} & set(wanted)
+    # A gateway's own line says whether there is a scheduler, wherever that runs.
+    for kind in sorted(here) or wanted:
         those = [one for one in alive if one.kind == kind]
         command = {"gateway": "rungateway", "scheduler": "runscheduler"}[kind]
         if not those:
@@ -154,7 +156,7 @@ def _broker() -> Iterator[Finding]:
             name = app.conf.task_default_queue
             channel: Any = broker.default_channel
             waiting = channel.queue_declare(name, passive=True).message_count
-    except (KombuError, OSError, redis.RedisError) as error:
+    except (ChannelError, KombuError, OSError, redis.RedisError) as error:
         if "NOT_FOUND" in str(error) or isinstance(error, FileNotFoundError):
             yield Finding("broker", "ok", "nothing waits for the worker")
             return

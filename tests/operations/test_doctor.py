@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.utils import timezone
+from kombu import Connection
 
 from backends.models import BackendStatus
 from backends.probe import ProbeResult
@@ -18,6 +21,7 @@ from mindrouter.cli import doctor
 from mindrouter.cli.doctor import Finding
 from scheduler import pulse
 from tests.factories import make_backend
+from tests.scheduler.redis import RedisServer
 
 pytestmark = pytest.mark.django_db
 
@@ -110,8 +114,24 @@ def test_polls_that_have_stopped_name_beat_and_worker(
 
 def test_redis_and_the_broker_that_are_away_are_named(whole: None, settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:9"
-    found = states(list(doctor.examine()))
-    assert (found["redis"], found["scheduler"]) == ("problem", "problem")
+    assert states(list(doctor.examine()))["redis"] == "problem"
+
+
+def test_what_may_run_on_another_machine_of_a_cluster_is_not_missed(
+    whole: None, settings: Any
+) -> None:
+    settings.REDIS_URL = "redis://127.0.0.1:9"
+    assert states(list(doctor._processes())) == {"gateway": "ok"}
+    shutil.rmtree(settings.STATE_DIR)
+    assert states(list(doctor._processes())) == {"gateway": "problem", "scheduler": "problem"}
+
+
+def test_a_queue_that_redis_does_not_have_is_an_empty_one(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.app, "connection", partial(Connection, redis.url))
+    (found,) = doctor._broker()
+    assert (found.state, found.what) == ("ok", "nothing waits for the worker")
 
 
 def test_records_that_could_not_be_written_are_named(whole: None) -> None:
