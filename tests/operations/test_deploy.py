@@ -77,6 +77,21 @@ def test_a_cluster_in_containers_has_what_a_cluster_needs_and_each_says_how_it_i
         assert (one["read_only"], one["cap_drop"]) == (True, ["ALL"])
 
 
+def test_a_gateway_in_a_container_stops_before_what_its_last_streams_need() -> None:
+    assert {"scheduler", "recorder"} <= set(services()["gateway"]["depends_on"])
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_a_password_may_have_any_characters(path: Path) -> None:
+    """Within an address, / and @ and % are read otherwise."""
+    found = yaml.safe_load(path.read_text())["services"].values()
+    ours = [one["environment"] for one in found if one["image"] == "mindrouter"]
+    assert ours
+    for one in ours:
+        assert one["DATABASE_URL"] == "postgres://mindrouter@database:5432/mindrouter"
+        assert one["PGPASSWORD"].startswith("${POSTGRES_PASSWORD:?")
+
+
 def commands() -> list[list[str]]:
     """Of manage.py, in all that is deployed."""
     found = [c["command"][2:] for pod in pods() for c in pod["containers"]]
