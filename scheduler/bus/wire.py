@@ -34,6 +34,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
+        self._refusal = ""  # what Redis said at its door, unasked
         self.is_open = False
 
     # ---- asyncio's side
@@ -47,6 +48,10 @@ class Wire(asyncio.Protocol):
         replies, waiting = self._replies, self._waiting
         replies.feed(data)
         while (reply := replies.gets()) is not self:
+            if not waiting:  # it has too many clients, say, and closes
+                self._refusal = f": {reply}"
+                self.close()
+                return
             answer, _ = waiting.popleft()
             if answer.done():  # whoever asked has been cancelled
                 continue
@@ -80,7 +85,7 @@ class Wire(asyncio.Protocol):
         Raises: ConnectionError.
         """
         if not self.is_open or self._transport is None:
-            raise ConnectionError("The connection to Redis is closed.")
+            raise ConnectionError(f"The connection to Redis is closed{self._refusal}")
         now = time.monotonic()
         answers = [self._loop.create_future() for _ in commands]
         self._waiting.extend((answer, now) for answer in answers)

@@ -16,8 +16,9 @@ from channels_redis.pubsub import RedisPubSubChannelLayer
 from django.conf import settings
 
 from scheduler.bus import redis as places
-from scheduler.bus.wire import Line
+from scheduler.bus.wire import Line, Wire
 from tests.backends.test_upstream_tls import Certificate
+from tests.running import until
 from tests.scheduler.redis import RedisServer, redis_server
 
 PASSWORD = "a/b:c@d%e"
@@ -125,3 +126,31 @@ async def test_a_certificate_of_nobody_known_is_refused_by_every_part(
     assert sent.returncode != 0
     assert "CERTIFICATE_VERIFY_FAILED" in sent.stderr
     await library.aclose()
+
+
+REFUSAL = b"-ERR max number of clients reached\r\n"
+
+
+@pytest.mark.parametrize("when", ["at once", "in place of an answer"])
+async def test_what_redis_says_when_it_takes_nobody_is_the_error(
+    when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it comes before a command has been sent or after."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if when != "at once":
+            await reader.read(1)
+        writer.write(REFUSAL)
+        writer.close()
+
+    door = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    host, port = door.sockets[0].getsockname()
+    try:
+        _, wire = await asyncio.get_running_loop().create_connection(Wire, host, port)
+        if when == "at once":
+            await until(lambda: not wire.is_open, 60.0)
+        with pytest.raises(places.ERRORS, match="max number of clients"):
+            await wire.send([("PING",), ("PING",)])
+    finally:
+        door.close()
+    assert not caplog.records
