@@ -20,8 +20,6 @@ MAX_PARTS = 1000
 #: Parsers differ in which one counts where there are two.
 _NAMES = re.compile(rb"(?<![\w*])name\s*\*?\s*=", re.IGNORECASE)
 _BOUNDARIES = re.compile(rb"boundary\s*\*?\s*=", re.IGNORECASE)
-#: All that may stand behind a form's end.
-_BLANKS = b"\r\n\t "
 
 
 class Form:
@@ -45,8 +43,9 @@ class Form:
         self.files = 0
         self.upload = Upload(folder)
         self._wanted = wanted
-        self._closing = b"\r\n--" + boundary + b"--"
-        self._before = b""  # the last bytes, with which that may begin
+        self._boundary = b"--" + boundary
+        self._boundaries = 0  # lines that begin so
+        self._before = b"\n"  # the last bytes, in which such a line may begin
         self._model_at: tuple[int, int] | None = None
         self._parts = 0
         self._chunk = b""  # what is being parsed, and where in the body it begins
@@ -77,19 +76,23 @@ class Form:
 
     async def add(self, data: bytes) -> None:
         """What has come next. Raises: GatewayError."""
-        end = self._find_end(data)
-        for start, part in ((0, data[:end]), (end, data[end:])):
-            if not self._ended:
-                self._parse(part, self.upload.size + start)
-            elif part.strip(_BLANKS):
-                # Some readers go on there, and would find another model.
-                raise malformed("The form has something behind its end.")
+        assert self._parser is not None  # noqa: S101  not closed yet
+        self._count_boundaries(data)
+        self._chunk, self._chunk_at = data, self.upload.size
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise malformed(f"The form cannot be read: {error}.") from None
+        self._chunk = b""
         await self.upload.add(data)
 
     async def end(self) -> None:
         """All has come. Raises: GatewayError where that is no whole form."""
         if not self._ended:
             raise malformed("The form breaks off before its end.")
+        if self._boundaries != self._parts + 1:
+            # Another reader may find a part there, and in it another model.
+            raise malformed("The form has a boundary where none belongs.")
         await self.upload.end()
 
     @property
@@ -113,26 +116,15 @@ class Form:
         self.upload.close()
         self._parser = None  # it refers back
 
-    def _find_end(self, data: bytes) -> int:
-        """Where in the data the form's end is over; their length where it is not in them."""
-        size, before = len(self._closing), self._before
-        self._before = (before + data[1 - size :])[1 - size :]
-        found = (before + data[: size - 1]).find(self._closing)
-        if found >= 0:  # it began in what came before
-            return found + size - len(before)
-        found = data.find(self._closing)
-        return len(data) if found < 0 else found + size
+    def _count_boundaries(self, data: bytes) -> None:
+        """Whatever the parser makes of them: readers differ in what may stand before and behind
+        one, and in whether there is anything behind the form's end."""
+        text = self._before + data
+        self._boundaries += text.count(b"\n" + self._boundary)
+        self._boundaries += text.count(b"\r" + self._boundary)
+        self._before = text[-len(self._boundary) :]
 
     # ---- the parser
-
-    def _parse(self, chunk: bytes, at: int) -> None:
-        assert self._parser is not None  # noqa: S101  not closed yet
-        self._chunk, self._chunk_at = chunk, at
-        try:
-            self._parser.write(chunk)
-        except FormParserError as error:
-            raise malformed(f"The form cannot be read: {error}.") from None
-        self._chunk = b""
 
     def _begin_part(self) -> None:
         self._parts += 1
@@ -152,8 +144,6 @@ class Form:
         name = self._header_name.lower()
         if name in self._headers:
             raise malformed("A part of the form has a header twice.")
-        if name.startswith(b"--"):  # to other readers a boundary
-            raise malformed("A part of the form has a header that looks like a boundary.")
         self._headers[name] = self._header_value
         self._header_name = self._header_value = b""
 
