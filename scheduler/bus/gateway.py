@@ -232,6 +232,7 @@ class RemoteRuntime(Serving):
         self._sent = 0  # batches in this session
         self._received = 0
         self._heard_at = float("-inf")
+        self._passed_over = False  # what lies before the positions, since the last beat
         self.found = asyncio.Event()  # the scheduler has been heard for the first time
         self._outbox: list[ToScheduler] = []
         self._wanted = asyncio.Event()
@@ -451,7 +452,7 @@ class RemoteRuntime(Serving):
         position, data = await redis.last_entry(self._reader, redis.ALL)
         own, _ = await redis.last_entry(self._reader, self._out)
         self._positions = {redis.ALL: position, self._out: own}
-        self._register_again()  # an answer may lie before that, and nothing else would tell
+        self._passed_over = True
         if data and (batch := read(decode_broadcast, data)) is not None:
             self._follow(batch.beat)
 
@@ -463,6 +464,9 @@ class RemoteRuntime(Serving):
         self._heard_at = time.monotonic()
         self.found.set()
         self._follow(beat)
+        if self._passed_over:  # an answer, perhaps, and nothing else would tell
+            self._passed_over = False
+            self._register_again()
         if beat.backends:
             self._states = beat.backends
         saved = beat.saved.get(self.name, 0)

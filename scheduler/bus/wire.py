@@ -34,7 +34,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
-        self._refusal = ""  # what Redis said at its door, unasked
+        self._end = ""  # why it closed, as far as is known
         self.is_open = False
 
     # ---- asyncio's side
@@ -49,7 +49,7 @@ class Wire(asyncio.Protocol):
         replies.feed(data)
         while (reply := replies.gets()) is not self:
             if not waiting:  # it has too many clients, say, and closes
-                self._refusal = f": {reply}"
+                self.is_open, self._end = False, str(reply)
                 self.close()
                 return
             answer, _ = waiting.popleft()
@@ -62,12 +62,13 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
+        self._end = self._end or str(exc or "it was closed")
         if self._look is not None:
             self._look.cancel()
         while self._waiting:
             answer, _ = self._waiting.popleft()
             if not answer.done():
-                answer.set_exception(ConnectionError(f"The connection to Redis broke: {exc}"))
+                answer.set_exception(ConnectionError(f"The connection to Redis broke: {self._end}"))
 
     def _look_for_silence(self) -> None:
         """A frozen Redis keeps its connections open."""
@@ -85,7 +86,7 @@ class Wire(asyncio.Protocol):
         Raises: ConnectionError.
         """
         if not self.is_open or self._transport is None:
-            raise ConnectionError(f"The connection to Redis is closed{self._refusal}")
+            raise ConnectionError(f"The connection to Redis is closed: {self._end}")
         now = time.monotonic()
         answers = [self._loop.create_future() for _ in commands]
         self._waiting.extend((answer, now) for answer in answers)

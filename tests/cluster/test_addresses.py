@@ -131,14 +131,12 @@ async def test_a_certificate_of_nobody_known_is_refused_by_every_part(
 REFUSAL = b"-ERR max number of clients reached\r\n"
 
 
-@pytest.mark.parametrize("when", ["at once", "in place of an answer"])
+@pytest.mark.parametrize("when", ["before a command", "in place of an answer"])
 async def test_what_redis_says_when_it_takes_nobody_is_the_error(
     when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether it comes before a command has been sent or after."""
-
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if when != "at once":
+        if when == "in place of an answer":
             await reader.read(1)
         writer.write(REFUSAL)
         writer.close()
@@ -147,8 +145,8 @@ async def test_what_redis_says_when_it_takes_nobody_is_the_error(
     host, port = door.sockets[0].getsockname()
     try:
         _, wire = await asyncio.get_running_loop().create_connection(Wire, host, port)
-        if when == "at once":
-            await until(lambda: not wire.is_open, 60.0)
+        if when == "before a command":
+            await until(lambda: bool(wire._end), 60.0)
         with pytest.raises(places.ERRORS, match="max number of clients"):
             await wire.send([("PING",), ("PING",)])
     finally:

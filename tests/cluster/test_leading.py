@@ -265,6 +265,21 @@ async def test_an_answer_that_comes_while_a_gateway_looks_where_to_read_on_is_to
     await client.aclose()
 
 
+async def test_without_a_scheduler_a_gateway_that_looks_for_one_tells_nothing(
+    cluster: Cluster,
+) -> None:
+    """All that it has would go into Redis twice a second."""
+    gateway = cluster.gateway
+    await until(lambda: gateway._registered and not gateway._passed_over, 60.0)
+    await cluster.leader.stop()
+    session = gateway._session
+    for _ in range(3):
+        gateway._positions = {}  # as ``_give_up`` does
+        await until(lambda: bool(gateway._positions), 60.0)
+        await until(lambda: gateway._registered, 60.0)
+    assert gateway._session == session
+
+
 async def after(event: asyncio.Event, act: Callable[[], Awaitable[Claim]]) -> Claim:
     await event.wait()
     return await act()
