@@ -78,6 +78,11 @@ def pulses() -> list[Pulse]:
     return found
 
 
+def has_been_here(kind: str) -> bool:
+    """Whether a process of that kind runs on this data folder or has ended there without a word."""
+    return any(_folder().glob(f"{kind}-*.json"))
+
+
 def write_recorder(pulse: RecorderPulse) -> None:
     _replace(_folder() / _RECORDER, msgspec.json.encode(pulse))
 

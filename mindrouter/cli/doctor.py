@@ -107,10 +107,12 @@ def _has_tables() -> bool:
 def _processes() -> Iterator[Finding]:
     """Of this data folder; other machines, and containers, have theirs."""
     alive = pulse.pulses()
-    wanted = ("gateway", "scheduler") if settings.REDIS_URL else ("gateway",)
-    here = {one.kind for one in alive} & set(wanted)
-    # A gateway's own line says whether there is a scheduler, wherever that runs.
-    for kind in sorted(here) or wanted:
+    kinds = {one.kind for one in alive}
+    wanted = ["gateway"]
+    # One of another machine is none of this one's, whose gateway says whether it is in touch.
+    if settings.REDIS_URL and ("gateway" not in kinds or pulse.has_been_here("scheduler")):
+        wanted.append("scheduler")
+    for kind in wanted:
         those = [one for one in alive if one.kind == kind]
         command = {"gateway": "rungateway", "scheduler": "runscheduler"}[kind]
         if not those:

@@ -122,6 +122,8 @@ def test_what_may_run_on_another_machine_of_a_cluster_is_not_missed(
 ) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:9"
     assert states(list(doctor._processes())) == {"gateway": "ok"}
+    (settings.STATE_DIR / "scheduler-7.json").touch()  # one that has died here
+    assert states(list(doctor._processes())) == {"gateway": "ok", "scheduler": "problem"}
     shutil.rmtree(settings.STATE_DIR)
     assert states(list(doctor._processes())) == {"gateway": "problem", "scheduler": "problem"}
 
