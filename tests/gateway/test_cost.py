@@ -150,6 +150,14 @@ async def test_a_request_takes_few_calls_and_two_writes_and_no_query(
     assert costs.of_each(REQUESTS).total() <= 205, costs.of_each(REQUESTS).most_common()
 
 
+async def test_a_connection_has_no_table_of_fields_of_its_own(router: RunningRouter) -> None:
+    """Python makes one where there are more than 30; see ``GatewayProtocol.__slots__``."""
+    async with await router.raw() as client:
+        await ask(client, 1)
+        (connection,) = router._state.connections
+        assert len(vars(connection)) <= 30
+
+
 async def test_a_request_awaits_little(router: RunningRouter) -> None:
     async with await router.raw() as client:
         await ask(client, 5)

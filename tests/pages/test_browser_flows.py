@@ -206,4 +206,4 @@ async def test_a_boost_ends_by_itself_and_the_open_page_shows_it(
         return {user.group_name: user.weight for user in users}
 
     # The page reads the clock itself, the scheduler each second.
-    await until(lambda: weights()["bob"] == 3, within=5.0)
+    await until(lambda: weights()["bob"] == 3)

@@ -144,7 +144,7 @@ def test_a_conversation_with_tools_is_taken(llama: httpx.Client) -> None:
             "content": [{"type": "tool_result", "tool_use_id": "a", "content": "12 degrees"}],
         },
     ]
-    request = {"max_tokens": 2, "messages": messages, "tools": [tool]}
+    request = {"max_tokens": 2, "messages": messages, "tools": [tool], "temperature": 0}
     assert whole(llama, "/v1/messages", request)["usage"]["output_tokens"] == 2
 
 
