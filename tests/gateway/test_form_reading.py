@@ -149,6 +149,7 @@ ODD = (
     part("a", b"x", "a").removesuffix(b"\r\n") + b"\n--XX\r\n" + OTHER_PART,  # LF alone
     part("a", b"x", "a").removesuffix(b"\r\n") + b"\r--XX\r\n" + OTHER_PART,  # CR alone
     part("a", b"x", "a") + b"--XXjunk\r\n" + OTHER_PART,
+    part("a", b"x", "a") + b"anything--XX\r\n" + OTHER_PART,  # within a line
     END + b"--XX\r\n" + OTHER_PART,
 )
 
@@ -161,13 +162,38 @@ def test_a_boundary_that_only_others_see_is_refused_however_it_is_cut(
         asyncio.run(fed(MODEL + odd + END, at, Path("/nowhere")))
 
 
-@given(cuts, st.sampled_from([b"", b"\r\n", b" \t\r\n\r\n", b"--", b"an epilogue\r\n--X\r\n"]))
-def test_behind_a_forms_end_there_may_be_anything_but_boundaries(
+@given(
+    cuts,
+    st.sampled_from(
+        [b"", b"\r\n", b" \t\r\n\r\n", b" " * 1022, b" " * 1023, b"--", b"x", b"XX\r\n"]
+    ),
+)
+def test_behind_a_forms_end_there_are_blanks_alone_however_it_is_cut(
     at: list[int], behind: bytes
 ) -> None:
-    body = MODEL + SOUND + END + behind
-    form = asyncio.run(fed(body, at, Path("/nowhere")))
-    assert b"".join(map(bytes, form.body_for("other"))) == body.replace(MODEL, OTHER)
+    body = MODEL + SOUND + END[:-2] + behind
+    if behind.strip() or len(behind) == 1023:
+        with pytest.raises(GatewayError, match="behind its end"):
+            asyncio.run(fed(body, at, Path("/nowhere")))
+    else:
+        form = asyncio.run(fed(body, at, Path("/nowhere")))
+        assert b"".join(map(bytes, form.body_for("other"))) == body.replace(MODEL, OTHER)
+
+
+@given(cuts)
+def test_a_boundary_of_dashes_is_one(at: list[int]) -> None:
+    """Each of them is in the next one, too, wherever a read ends."""
+
+    async def read() -> Form:
+        form = Form(b"multipart/form-data; boundary=----", Path("/nowhere"), WANTED)
+        body = (MODEL + part("n", b"2") + END).replace(b"--XX", b"------")
+        starts = sorted({0, *(n % len(body) for n in at)})
+        for start, end in zip(starts, [*starts[1:], len(body)], strict=True):
+            await form.add(body[start:end])
+        await form.end()
+        return form
+
+    assert asyncio.run(read()).fields == {"model": "m", "n": "2"}
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "1.5", "x", "9" * 20])

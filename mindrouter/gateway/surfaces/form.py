@@ -20,6 +20,9 @@ MAX_PARTS = 1000
 #: Parsers differ in which one counts where there are two.
 _NAMES = re.compile(rb"(?<![\w*])name\s*\*?\s*=", re.IGNORECASE)
 _BOUNDARIES = re.compile(rb"boundary\s*\*?\s*=", re.IGNORECASE)
+#: How a form ends behind its last boundary; some readers go on where there is anything else.
+_CLOSING = re.compile(rb"--[\r\n\t ]*")
+MAX_BLANKS = 1024
 
 
 class Form:
@@ -43,9 +46,11 @@ class Form:
         self.files = 0
         self.upload = Upload(folder)
         self._wanted = wanted
-        self._boundary = b"--" + boundary
-        self._boundaries = 0  # lines that begin so
-        self._before = b"\n"  # the last bytes, in which such a line may begin
+        self._boundary = re.compile(re.escape(b"--" + boundary))
+        self._boundaries = 0  # seen anywhere
+        self._before = b""  # the last bytes, in which one may begin
+        self._most_before = len(boundary) + 1
+        self._behind = b""  # what has come since the latest one, as far as it may be blank
         self._model_at: tuple[int, int] | None = None
         self._parts = 0
         self._chunk = b""  # what is being parsed, and where in the body it begins
@@ -93,6 +98,8 @@ class Form:
         if self._boundaries != self._parts + 1:
             # Another reader may find a part there, and in it another model.
             raise malformed("The form has a boundary where none belongs.")
+        if len(self._behind) > MAX_BLANKS or not _CLOSING.fullmatch(self._behind):
+            raise malformed("The form has something behind its end.")
         await self.upload.end()
 
     @property
@@ -117,12 +124,16 @@ class Form:
         self._parser = None  # it refers back
 
     def _count_boundaries(self, data: bytes) -> None:
-        """Whatever the parser makes of them: readers differ in what may stand before and behind
-        one, and in whether there is anything behind the form's end."""
+        """Whatever the parser makes of them: readers differ in what may stand around one."""
         text = self._before + data
-        self._boundaries += text.count(b"\n" + self._boundary)
-        self._boundaries += text.count(b"\r" + self._boundary)
-        self._before = text[-len(self._boundary) :]
+        ends = [found.end() for found in self._boundary.finditer(text)]
+        if ends:
+            self._boundaries += len(ends)
+            text = text[ends[-1] :]
+            self._behind = text[: MAX_BLANKS + 1]
+        elif len(self._behind) <= MAX_BLANKS:
+            self._behind += data[: MAX_BLANKS + 1]
+        self._before = text[-self._most_before :]
 
     # ---- the parser
 
