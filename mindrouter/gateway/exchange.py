@@ -215,6 +215,7 @@ class Exchange:
             self._mark(lease.backend_id, failure)
             if not self._is_worth_another(failure, claim.ticket.job.model_name, tried):
                 raise failure.error
+            self.relay = None  # whatever ends the wait for another slot is none of its business
             claim.retry(frozenset(tried))
 
     def _note_dispatch(self, lease: SeenLease) -> None:
@@ -261,7 +262,6 @@ class Exchange:
         started_at = time.monotonic() + self.to_wall
         attempt = Attempt(backend=endpoint.name, started_at=started_at)
         self.record.attempts.append(attempt)
-        self.relay = None  # an earlier attempt's
         try:
             failure = await self._exchange(claim, asked, endpoint, attempt)
         except UpstreamError as error:

@@ -232,7 +232,8 @@ class RemoteRuntime(Serving):
         self._sent = 0  # batches in this session
         self._received = 0
         self._heard_at = float("-inf")
-        self._passed_over = False  # what lies before the positions, since the last beat
+        self._looked_at = float("-inf")  # when the positions were found
+        self._passed_over = False  # what lies before them, since the last beat
         self.found = asyncio.Event()  # the scheduler has been heard for the first time
         self._outbox: list[ToScheduler] = []
         self._wanted = asyncio.Event()
@@ -452,7 +453,8 @@ class RemoteRuntime(Serving):
         position, data = await redis.last_entry(self._reader, redis.ALL)
         own, _ = await redis.last_entry(self._reader, self._out)
         self._positions = {redis.ALL: position, self._out: own}
-        self._passed_over = True
+        self._looked_at = time.monotonic()
+        self._passed_over = self._session > 0
         if data and (batch := read(decode_broadcast, data)) is not None:
             self._follow(batch.beat)
 
@@ -584,7 +586,7 @@ class RemoteRuntime(Serving):
         for claim in late:
             self._drop(claim, Rejected("no_backend_available", _AWAY, RETRY_AFTER))
             self.put(Cancel(claim.number))
-        if silent > OUT_OF_TOUCH_SECONDS and self._positions:
+        if min(silent, now - self._looked_at) > OUT_OF_TOUCH_SECONDS:
             self._positions = {}  # begin anew: Redis may be another one, or its clock be set back
 
     # ---- looking

@@ -12,7 +12,7 @@ import pytest
 
 from accounts.models import Group, Quota, User
 from tests.running import RunningRouter, body, events, said, until
-from tests.stubs.openai_stub import OpenAIStub, held, refuse
+from tests.stubs.openai_stub import Call, OpenAIStub, held, refuse
 
 FULL = {"max_concurrent": 1}
 
@@ -376,3 +376,34 @@ async def test_what_waited_long_leaves_a_second_marker_when_it_is_served(
     assert '"selected_backend":"a"' in [line for line in markers if request_id in line][-1]
     ended.set()
     assert (await waiting).status_code == 200
+
+
+async def test_a_stream_that_waits_again_after_an_answer_that_broke_off_ends_with_an_error(
+    router: RunningRouter, settings: Any
+) -> None:
+    """Its first backend began a document instead of a stream, of which the client saw nothing."""
+    settings.QUEUE_KEEPALIVE_AFTER = 0.1
+    go_on = asyncio.Event()
+
+    async def begins_a_document(call: Call) -> None:
+        await call.connection.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{"
+        )
+        call.connection.reset()
+
+    async with await OpenAIStub.start() as busy, await OpenAIStub.start() as broken:
+        busy.behaviour, broken.behaviour = held(go_on), begins_a_document
+        await router.backend(busy, "busy", max_concurrent=1)
+        holding = asyncio.create_task(router.chat())
+        await busy.until_calls(1)
+        await router.backend(broken, "broken", max_concurrent=1)
+        async with await router.raw() as client:
+            client.post(stream=True)
+            await client.until(b": ")  # a comment, since it waits for the other one
+            (waiting,) = router.runtime.scheduler.queue(time.monotonic())
+            assert await router.runtime._evict(waiting.request_id)
+            end = await client.until(b"0\r\n\r\n")
+        go_on.set()
+        assert (await holding).status_code == 200
+    assert b"data: {" in end
+    assert b"permission_denied" in end
