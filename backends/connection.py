@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 
 from backends.filepart import FilePart
 from backends.incoming import Incoming
+from backends.outbox import Outbox
 from backends.response import (
     EndedEarly,
     FirstByteTimeout,
@@ -64,6 +65,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_on_idle",
         "_on_lost",
+        "_outbox",
         "_outgoing",
         "_overdue",
         "_poll",
@@ -74,6 +76,7 @@ class Connection(asyncio.Protocol):
         "_timer",
         "_timer_at",
         "_transport",
+        "_unsent",
         "_uses",
         "_writing_paused",
         "closed",
@@ -85,6 +88,7 @@ class Connection(asyncio.Protocol):
         self,
         loop: asyncio.AbstractEventLoop,
         key: str,
+        outbox: Outbox,
         idle_seconds: float,
         on_idle: Callable[[Connection], None],
         on_lost: Callable[[Connection], None],
@@ -95,12 +99,14 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._on_idle = on_idle
         self._on_lost = on_lost
+        self._outbox = outbox
         self._transport: asyncio.Transport | None = None
         self._poll: select.poll | None = None
         self._inode = 0
         self._response: Response | None = None
         self._incoming: Incoming | None = Incoming()  # until it is closed
         self._outgoing: Iterator[memoryview] | None = None
+        self._unsent = b""  # of a request, until the outbox has it sent
         self._uses = 0
         self._received = False  # any byte in this exchange
         self._head_seen = False  # its head, without any byte of the body yet
@@ -131,14 +137,23 @@ class Connection(asyncio.Protocol):
         self._chunk_timeout = request.chunk_timeout
         if request.body_bytes <= SMALL_BODY_BYTES:
             # What lies in a file is never so small.
-            transport.write(b"".join((request.head, *request.body)))  # type: ignore[arg-type]
+            self._unsent = b"".join((request.head, *request.body))  # type: ignore[arg-type]
+            self._outbox.add(self)
         else:
-            transport.write(request.head)
+            self._unsent = request.head
+            self._outbox.add(self)
+            self._outbox.flush()
             self._outgoing = _slices(request.body)
             self._pump()
         self._stamp = now = monotonic()
         self._watch(now, min(request.first_byte_timeout, request.chunk_timeout))
         return response
+
+    def send_unsent(self) -> None:
+        """Send what the outbox was given of a request."""
+        unsent, self._unsent = self._unsent, b""
+        if unsent and self._transport is not None:
+            self._transport.write(unsent)
 
     def is_usable(self) -> bool:
         """Tell whether an idle connection is still open and has sent nothing unasked.
@@ -177,8 +192,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         response, incoming = self._response, self._incoming
-        if response is None or incoming is None:
-            self.abort()  # bytes that nobody asked for: they must not answer the next request
+        if response is None or incoming is None or self._unsent:
+            self._fail(self._loss(None))  # what nobody has asked for must not answer a request
             return
         if incoming.between_chunks and response.take is not None:
             body = incoming.whole_chunks(data)
@@ -260,6 +275,7 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         """Drop the connection without waiting for what is unsent."""
         self.closed = True
+        self._unsent = b""
         self._outgoing = None
         self._poll = None
         if self._incoming is not None:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from backends.connection import Connection, Outgoing
 from backends.dial import Dialer, within
 from backends.filepart import FilePart
+from backends.outbox import Outbox
 from backends.response import (
     ConnectFailed,
     EndedEarly,
@@ -119,17 +120,22 @@ class Counters:
 
 
 class Upstream:
-    """The pool. Idle connections are kept per server and handed out last in, first out."""
+    """The pool. Idle connections are kept per server and handed out last in, first out.
+
+    Requests leave through ``outbox``, by default one of its own.
+    """
 
     def __init__(
         self,
         *,
+        outbox: Outbox | None = None,
         max_idle_per_origin: int = 256,
         idle_seconds: float = 30.0,
         verify_tls: bool = True,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.counters = Counters()
+        self._outbox = outbox or Outbox()
         self._max_idle = max_idle_per_origin
         self._idle_seconds = idle_seconds
         self._verify_tls = verify_tls
@@ -230,7 +236,9 @@ class Upstream:
 
     async def _connect(self, origin: Origin, seconds: float) -> Connection:
         loop = asyncio.get_running_loop()
-        connection = Connection(loop, origin.key, self._idle_seconds, self._keep, self._lost)
+        connection = Connection(
+            loop, origin.key, self._outbox, self._idle_seconds, self._keep, self._lost
+        )
         self._open.setdefault(origin.key, set()).add(connection)
         limit = asyncio.timeout(None)  # for close() alone: each step keeps its own
         try:

@@ -73,6 +73,7 @@ def measure(spool: Spool) -> float:
     for one in records:
         spool.open(one)
         spool.mark(one)
+        spool.flush()
         spool.close(one)
     return (time.process_time() - start) / ROUNDS * 1e6
 

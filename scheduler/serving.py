@@ -24,6 +24,7 @@ from django.db import DatabaseError, connection
 
 from accounts.limits import Holder, Standing, Use
 from accounts.uses import note_uses
+from backends.outbox import Outbox
 from backends.upstream import Upstream
 from scheduler import pulse
 from scheduler.captures import CAPTURES, CaptureSpool
@@ -237,8 +238,9 @@ class Serving(ABC):
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()
-        self.upstream = Upstream()
         self.spool = Spool(settings.SPOOL_DIR)
+        self.outbox = Outbox(self.spool.flush)  # nothing leaves before its record is written
+        self.upstream = Upstream(outbox=self.outbox)
         self.captures = CaptureSpool(settings.SPOOL_DIR / CAPTURES)
         self.stopping = False
         self.database_away = False

@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ class Spool:
         self._open: dict[str, Record] = {}
         self._fresh: dict[str, Record] = {}  # without a marker so far
         self._due: dict[str, Record] = {}  # likewise, and to get one at the next ``announce``
+        self._lines: list[bytes] = []  # told, to be written by the next ``flush``
         self._backlog: deque[bytes] = deque(maxlen=MAX_BACKLOG_LINES)
         self._torn = False
         self._dirty = False
@@ -191,10 +193,10 @@ class Spool:
         self._open[record.request_id] = self._fresh[record.request_id] = record
 
     def mark(self, record: Record) -> None:
-        """It is about to be forwarded: its start marker is with the operating system on return,
-        also if it had one before, which could not say where it goes."""
+        """It is about to be forwarded: its start marker is with the operating system once ``flush``
+        returns, also if it had one before, which could not say where it goes."""
         self._unannounce(record)
-        self._write(_marker(record))
+        self._lines.append(_marker(record))
 
     @property
     def unwritten(self) -> int:
@@ -214,11 +216,20 @@ class Spool:
         """The records of all that have not ended."""
         return list(self._open.values())
 
-    def close(self, record: Record) -> None:
-        """A request has ended. Its final record is with the operating system on return."""
+    def close(self, record: Record, *, at_once: bool = True) -> None:
+        """A request has ended. Its final record is with the operating system on return; if not
+        ``at_once``, then once ``flush`` returns."""
         self._open.pop(record.request_id, None)
         self._unannounce(record)
-        self._write(encode(record))
+        self._lines.append(encode(record))
+        if at_once:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was told: one write for all of it, as each is a system call."""
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self._write(lines)
 
     def _unannounce(self, record: Record) -> None:
         if self._fresh.pop(record.request_id, None) is None:
@@ -227,8 +238,8 @@ class Spool:
     def announce(self) -> None:
         """Write the start markers that are due and what could not be written before; change to a
         new file when this one is old. To be called about every 20 ms."""
-        if self._due:
-            self._write(b"".join([_marker(record) for record in self._due.values()]))
+        self._lines += map(_marker, self._due.values())
+        self.flush()
         self._due, self._fresh = self._fresh, {}
         if self._backlog:
             self._flush_backlog()
@@ -252,6 +263,7 @@ class Spool:
 
     def stop(self) -> None:
         """Write and sync what is left and close the file. No other call may follow."""
+        self.flush()
         if self._backlog:
             self._flush_backlog()
         self.lines_lost += len(self._backlog)
@@ -261,35 +273,45 @@ class Spool:
 
     # ---- writing
 
-    def _write(self, lines: bytes) -> None:
+    def _write(self, lines: Sequence[bytes]) -> None:
         if self._backlog:
             self._keep(lines)
             return
+        data = b"".join(lines)
         try:
-            written = os.write(self._file.handle, lines)
+            written = os.write(self._file.handle, data)
         except OSError as error:
             self._keep(lines)
             self._complain(error)
             return
         self._file.size += written
         self._dirty = True
-        if written < len(lines):
-            self._torn = True
-            self._keep(lines)
+        if written < len(data):
+            self._keep_rest(lines, written)
 
-    def _keep(self, lines: bytes) -> None:
-        if len(self._backlog) == MAX_BACKLOG_LINES:
-            self.lines_lost += 1
-        self._backlog.append(lines)
+    def _keep_rest(self, lines: Sequence[bytes], written: int) -> None:
+        """Of these lines only so many bytes were written; those that are whole are not again."""
+        for number, line in enumerate(lines):
+            if written < len(line):
+                self._torn = written > 0
+                self._keep(lines[number:])
+                return
+            written -= len(line)
+
+    def _keep(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            if len(self._backlog) == MAX_BACKLOG_LINES:
+                self.lines_lost += 1
+            self._backlog.append(line)
 
     def _flush_backlog(self) -> None:
         """Write the kept lines in order, as far as it goes. A torn line is ended first, and
         written again as a whole; the loader skips its first part."""
         waiting, self._backlog = self._backlog, deque(maxlen=MAX_BACKLOG_LINES)
         while waiting and not self._backlog:
-            lines = waiting.popleft()
+            line = waiting.popleft()
             torn, self._torn = self._torn, False
-            self._write(b"\n" + lines if torn else lines)
+            self._write([b"\n" + line if torn else line])
         self._backlog.extend(waiting)
 
     def _complain(self, error: OSError) -> None:
@@ -315,9 +337,8 @@ class Spool:
             return
         self._retired.append(old)
         waiting = self._fresh.keys() | self._due.keys()
-        markers = [_marker(one) for key, one in self._open.items() if key not in waiting]
-        if markers:
-            self._write(b"".join(markers))
+        self._lines += [_marker(one) for key, one in self._open.items() if key not in waiting]
+        self.flush()
 
     def _recover(self) -> None:
         """Close the records that dead processes left open, then those processes' files."""
@@ -331,7 +352,8 @@ class Spool:
             for request_id in open_records.keys() - closed:
                 record = open_records[request_id]
                 record.outcome, record.message, record.ended_at = "aborted", DIED, now
-                self._write(encode(record))
+                self._lines.append(encode(record))
+            self.flush()
             self.sync()
             for path in left:
                 path.rename(path.with_suffix(".jsonl"))

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from backends.outbox import Outbox
 from mindrouter.gateway.errors import GatewayError
 from mindrouter.gateway.heads import Head
 from mindrouter.gateway.wire import Wire
@@ -58,6 +59,7 @@ class Client:
         "header",
         "headers",
         "left",
+        "outbox",
         "started",
         "task",
         "unread",
@@ -69,6 +71,7 @@ class Client:
         #: A request header's value, stripped; names are lower-case.
         self.header = head.header
         self.common_headers: Headers = []  # of every response
+        self.outbox: Outbox | None = None  # that sends whole responses
         self.started = False
         self.ended = False
         self.left = False
@@ -208,8 +211,10 @@ class Client:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         if self._wire is not None:
             self.started = self.ended = True
-            self._wire.respond(status, [*headers, *self.common_headers], body)
+            self._wire.respond(status, [*headers, *self.common_headers], body, self.outbox)
             return
+        if self.outbox is not None:
+            self.outbox.before()
         await self._start(status, headers)
         self.ended = True
         await self._asgi.send({"type": "http.response.body", "body": body})

@@ -78,6 +78,7 @@ class Exchange:
     ) -> None:
         self.runtime = runtime
         self.client = client
+        client.outbox = runtime.outbox
         self.operation = operation
         self.key = key
         self.record = record
@@ -340,23 +341,26 @@ class Exchange:
 
     # ---- the end
 
-    def complete(self, claim: Claim, usage: Usage) -> None:
-        """The answer is whole: settle and record, before the client has its last byte."""
+    def complete(self, claim: Claim, usage: Usage, *, at_once: bool = True) -> None:
+        """The answer is whole: settle and record, before the client has its last byte.
+
+        Not ``at_once``: the client's ``respond`` follows, which lets nothing leave before.
+        """
         claim.settle(usage)
         record = self.record
         record.outcome, record.status = "completed", 200
         recording.describe_usage(record, usage)
         recording.describe_claim(record, claim, self.to_wall)
         record.attempts[-1].ended_at = time.monotonic() + self.to_wall
-        self.close_record()
+        self.close_record(at_once=at_once)
 
-    def close_record(self) -> None:
+    def close_record(self, *, at_once: bool = True) -> None:
         """Write the record, once."""
         record = self.record
         if record.ended_at is None:
             record.ended_at = time.monotonic() + self.to_wall
             record.configuration_version = self.runtime.snapshot.version
-            self.runtime.spool.close(record)
+            self.runtime.spool.close(record, at_once=at_once)
 
     def _settle_what_was_used(self, claim: Claim) -> None:
         """An answer that was not completed costs what was delivered of it (R4, R6)."""

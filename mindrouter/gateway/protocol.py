@@ -109,6 +109,20 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]  # they refer to each other
 
+    def eof_received(self) -> None:
+        """The connection is closed now; what it is owed by the outbox goes before."""
+        self._hurry()
+
+    def shutdown(self) -> None:
+        """As uvicorn's, which closes a connection that waits for no answer."""
+        self._hurry()
+        super().shutdown()
+
+    def _hurry(self) -> None:
+        served = self._served
+        if isinstance(served, Wire):
+            served.hurry()
+
     def data_received(self, data: bytes) -> None:
         # A body, too, may look like a head: only what a request begins with is taken for one.
         starts = self._in_head and not self._head_bytes and not self._begun
@@ -346,6 +360,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, status: bytes, message: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._hurry()
         if self._answer_is_due():
             self.transport.abort()  # nothing may be written into another answer or before it
             return

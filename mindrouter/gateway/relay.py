@@ -276,7 +276,8 @@ class BodyRelay:
             return failures.not_an_answer(self._endpoint, "sent JSON that is no completion")
         exchange = self._exchange
         exchange.record.first_token_at = exchange.record.first_byte_at
-        exchange.complete(self._claim, read_usage(answer.usage) or self._estimate(body))
+        usage = read_usage(answer.usage) or self._estimate(body)
+        exchange.complete(self._claim, usage, at_once=False)
         await exchange.client.respond(200, self._head, body)
         return None
 

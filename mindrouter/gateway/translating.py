@@ -299,6 +299,6 @@ class FormBodyRelay(BodyRelay):
             return Failure(error, "none", "elsewhere")
         exchange = self._exchange
         exchange.record.first_token_at = exchange.record.first_byte_at
-        exchange.complete(self._claim, usage or self._estimate(body))
+        exchange.complete(self._claim, usage or self._estimate(body), at_once=False)
         await exchange.client.respond(200, self._head, told)
         return None

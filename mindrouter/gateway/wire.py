@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from backends.outbox import Outbox
 from mindrouter.gateway.heads import Head
 
 if TYPE_CHECKING:
@@ -36,10 +37,12 @@ class Wire:
         "_flow",
         "_head",
         "_news",
+        "_outbox",
         "_reader",
         "_takes_chunks",
         "_transport",
         "_unread",
+        "_unsent",
         "disconnected",
         "head",
         "keep_alive",
@@ -76,6 +79,8 @@ class Wire:
         self._connection = connection
         self._flow = connection.flow
         self._transport = connection.transport
+        self._outbox: Outbox | None = None  # that will have a response sent
+        self._unsent = b""  # what it will have sent
         self._head = b""  # of a response in parts, until its first part
         self._takes_chunks = takes_chunks  # a client of HTTP/1.0 does not
         self._chunked = False
@@ -157,15 +162,32 @@ class Wire:
 
     # ---- the response
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole response."""
+    def respond(
+        self, status: int, headers: Headers, body: bytes, outbox: Outbox | None = None
+    ) -> None:
+        """A whole response, sent at once or by ``outbox``."""
         if self._begin():
             head = [STATUS_LINE[status][:-2], *map(_line, headers)]
             if not self.keep_alive:
                 head.append(b"connection: close")
             head += (b"", b"" if self.head.method == "HEAD" else body)
-            self._transport.write(_lines(head))
+            if outbox is None:
+                self._transport.write(_lines(head))
+            else:
+                self._unsent, self._outbox = _lines(head), outbox
+                outbox.add(self)
             self._complete()
+
+    def send_unsent(self) -> None:
+        """Send what the outbox was given."""
+        unsent, self._unsent = self._unsent, b""
+        if unsent and not self._transport.is_closing():
+            self._transport.write(unsent)
+
+    def hurry(self) -> None:
+        """Send what the outbox was given before the connection ends."""
+        if self._unsent and self._outbox is not None:
+            self._outbox.flush()
 
     def start(self, status: int, headers: Headers) -> None:
         """The head of a response in parts; it leaves with the first of them."""
@@ -233,5 +255,6 @@ class Wire:
         if self._reader is not None:
             self.set()
         if not self.keep_alive:
+            self.hurry()
             self._transport.close()
         self._connection.on_response_complete()

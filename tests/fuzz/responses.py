@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import h11
 
 from backends.connection import Connection, Outgoing
+from backends.outbox import Outbox
 from backends.response import Response, UpstreamError
 from tests.fuzz.cutting import ways_to_cut
 from tests.fuzz.independent import is_of_trailers
@@ -88,7 +89,7 @@ async def read(response: Response, *, pour: bool) -> Answer:
 
 async def answers(came: list[list[bytes]], *, pour: bool) -> list[Answer]:
     idle: list[Connection] = []
-    connection = Connection(LOOP, "", 60.0, idle.append, lambda _: None)
+    connection = Connection(LOOP, "", Outbox(), 60.0, idle.append, lambda _: None)
     connection.connection_made(Line())
     found = []
     for reads in came:

@@ -75,6 +75,8 @@ def test_a_request_that_is_forwarded_has_its_start_marker_at_once_and_once(tmp_p
             spool.announce()
         one.selected_backend = "a"
         spool.mark(one)
+        assert len(lines(tmp_path)) == number
+        spool.flush()
         assert b'"selected_backend":"a"' in lines(tmp_path)[-1]
     for _ in range(3):
         spool.announce()

@@ -88,7 +88,7 @@ class SurfaceRelay(BodyRelay):
             if answer.error is not None:
                 return failures.from_event(answer.error, self._endpoint)
             usage = self._usage_of(answer)
-        exchange.complete(self._claim, usage or self._estimate(body))
+        exchange.complete(self._claim, usage or self._estimate(body), at_once=False)
         await exchange.client.respond(200, self._head, body)
         return None
 
