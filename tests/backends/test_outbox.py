@@ -1,0 +1,109 @@
+"""What leaves in a turn of the event loop, in which order, and what is done before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.outbox import MOST_WAITING, Outbox
+
+
+class Sending:
+    """A sender that notes when it was told to send."""
+
+    def __init__(self, sent: list[str], name: str) -> None:
+        self._sent = sent
+        self._name = name
+
+    def send_unsent(self) -> None:
+        self._sent.append(self._name)
+
+
+class Failing:
+    def send_unsent(self) -> None:
+        raise OSError("broken")
+
+
+def noted() -> tuple[list[str], Outbox, Callable[[str], None]]:
+    """(what happened, an outbox, what adds a sender of a name)."""
+    seen: list[str] = []
+    outbox = Outbox(lambda: seen.append("before"))
+    return seen, outbox, lambda name: outbox.add(Sending(seen, name))
+
+
+async def test_the_first_of_a_turn_leaves_at_once_and_the_others_together_at_its_end() -> None:
+    seen, _, add = noted()
+    for name in "abc":
+        add(name)
+    assert seen == ["before", "a"]
+    await asyncio.sleep(0)
+    assert seen == ["before", "a", "before", "b", "c"]
+    add("d")
+    assert seen[5:] == ["before", "d"]
+
+
+async def test_a_turn_in_which_one_leaves_ends_without_anything_more() -> None:
+    seen, _, add = noted()
+    add("a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert seen == ["before", "a"]
+
+
+async def test_so_many_waiting_do_not_wait_for_the_end_of_the_turn() -> None:
+    seen, _, add = noted()
+    for number in range(MOST_WAITING):
+        add(str(number))
+    assert seen == ["before", "0"]
+    add("last")
+    assert seen[2:] == ["before", *map(str, range(1, MOST_WAITING)), "last"]
+
+
+async def test_flushing_has_those_who_wait_send_at_once_and_once() -> None:
+    seen, outbox, add = noted()
+    outbox.flush()
+    assert seen == []
+    add("a")
+    add("b")
+    outbox.flush()
+    await asyncio.sleep(0)
+    assert seen == ["before", "a", "before", "b"]
+
+
+async def test_one_that_fails_keeps_nobody_behind_it_from_sending() -> None:
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: failures.append(context["exception"])
+    )
+    seen, outbox, add = noted()
+    add("a")
+    outbox.add(Failing())
+    add("b")
+    outbox.add(Failing())
+    add("c")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [one for one in seen if one != "before"] == ["a", "b", "c"]
+    assert [str(one) for one in failures] == ["broken", "broken"]
+
+
+@given(st.lists(st.sampled_from(["add", "turn", "flush"]), max_size=100))
+def test_all_leave_once_and_in_the_order_they_came(steps: list[str]) -> None:
+    seen, outbox, add = noted()
+
+    async def run() -> None:
+        for number, step in enumerate(steps):
+            if step == "add":
+                add(str(number))
+            elif step == "flush":
+                outbox.flush()
+            else:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    added = [str(number) for number, step in enumerate(steps) if step == "add"]
+    assert [one for one in seen if one != "before"] == added
