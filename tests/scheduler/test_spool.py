@@ -66,7 +66,7 @@ def test_a_request_open_at_the_second_announce_gets_one_start_marker(tmp_path: P
     spool.stop()
 
 
-def test_a_request_that_is_forwarded_has_its_start_marker_at_the_flush_and_once(tmp_path: Path) -> None:
+def test_a_forwarded_request_has_its_start_marker_at_the_flush_and_once(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for number in range(3):
         one = record(f"r{number}")
