@@ -10,138 +10,30 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
-import msgspec
-
+from mindrouter.gateway.told import (
+    NULL,
+    has_error_line,
+    read_event,
+    read_usage,
+    told_error,
+    usage_beside,
+)
 from scheduler.core.jobs import Usage
 
 #: An event that is still not whole after so many bytes is passed on as it comes.
 MAX_EVENT_BYTES = 1 << 20
-#: More tokens than any request can have; a backend that reports them is not believed.
-MAX_TOKENS = 1_000_000_000
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 _CR = 13  # as a number, which is looked for ten times as fast as one byte in bytes
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
-#: How a line begins that may tell of an error: an event's name, or llama.cpp's older field.
-_ERROR_LINES = (b"event: error", b"event:error", b"error:")
-_ERROR_LINES_BEHIND_LF = tuple(b"\n" + begin for begin in _ERROR_LINES)
-_ERROR_LINES_BEHIND_CR = tuple(b"\r" + begin for begin in _ERROR_LINES)
-_ERROR_NAMES = (b"event: error", b"event:error")
 _DONE = re.compile(rb"(?:^|[\r\n])data:[ \t]*\[DONE\][ \t]*(?=[\r\n]|$)")
 #: The first thing a person would see: text, reasoning or a tool's name or arguments.
 _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|arguments|name|refusal)"\s*:\s*"[^"]'
 )
-_NULL = msgspec.Raw(b"null")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: float | None = None
-
-
-class _UsageFields(msgspec.Struct):
-    """``usage`` as OpenAI writes it; a backend's null or absent numbers stay None."""
-
-    prompt_tokens: float | None = None
-    completion_tokens: float | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Event(msgspec.Struct):
-    usage: msgspec.Raw = _NULL
-    choices: list[msgspec.Raw] | None = None
-    error: Any = None
-    object: Any = None
-    message: Any = None
-    code: Any = None
-
-    @property
-    def failure(self) -> Any:
-        """What it tells of an error, by itself or beside choices; None: it tells of none."""
-        if self.object == "error":  # vLLM's older form
-            return {"message": self.message, "code": self.code}
-        # Beside choices an empty one is a field that was left empty.
-        return self.error or (None if self.choices else self.error)
-
-
-_usage_decoder = msgspec.json.Decoder(_UsageFields)
-_event_decoder = msgspec.json.Decoder(_Event)
-
-
-def read_usage(raw: msgspec.Raw) -> Usage | None:
-    """The numbers of a ``usage`` object; None where it is none or cannot be believed."""
-    try:
-        fields = _usage_decoder.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    details = fields.prompt_tokens_details
-    prompt, output = fields.prompt_tokens, fields.completion_tokens or 0
-    cached = (details and details.cached_tokens) or 0
-    if (
-        prompt is None
-        or min(prompt, output, cached) < 0
-        or max(prompt, output, cached) > MAX_TOKENS
-    ):
-        return None
-    return Usage(
-        prompt_tokens=int(prompt),
-        completion_tokens=int(output),
-        cached_tokens=min(int(cached), int(prompt)),
-    )
-
-
-def read_event(event: bytes) -> _Event | None:
-    """The JSON of one event's data lines, or None where it is none that concerns us."""
-    try:
-        return _event_decoder.decode(_data_of(event))
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-
-
-def told_error(event: bytes) -> Any:
-    """What an event tells, in whatever words, that is named ``error`` or has llama.cpp's older
-    ``error:`` field; None: it is neither."""
-    if not _has_error_line(event):
-        return None
-    data = _error_field(event)
-    if data is None:
-        if not any(line.rstrip(b" ") in _ERROR_NAMES for line in event.splitlines()):
-            return None
-        data = _data_of(event)
-    data = data.strip()
-    try:
-        told = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError):
-        told = data.decode("utf-8", "replace")
-    return (told.get("error") if isinstance(told, dict) else None) or told or "error"
-
-
-def _error_field(event: bytes) -> bytes | None:
-    return next((line[6:] for line in event.splitlines() if line.startswith(b"error:")), None)
-
-
-def _usage_beside(event: bytes) -> Usage | None:
-    """The usage that an event tells beside its error."""
-    field = _error_field(event)
-    parsed = read_event(event if field is None else b"data:" + field)
-    return read_usage(parsed.usage) if parsed is not None else None
-
-
-def _has_error_line(block: bytes) -> bool:
-    """Whether a line may tell of an error. Plain searches: where a text has the word, a regular
-    expression costs many times as much."""
-    return (
-        block.startswith(_ERROR_LINES)
-        or any(line in block for line in _ERROR_LINES_BEHIND_LF)
-        or (b"\r" in block and any(line in block for line in _ERROR_LINES_BEHIND_CR))
-    )
-
-
-def _data_of(event: bytes) -> bytes:
-    return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
 
 
 class Events(Protocol):
@@ -296,7 +188,7 @@ class EventStream:
         if b"[DONE]" in block:
             block = _up_to_done(block)
         told: Usage | None = None
-        if b"error" in block and (b'"error"' in block or _has_error_line(block)):
+        if b"error" in block and (b'"error"' in block or has_error_line(block)):
             block, told = self._until_error(block)
         if b'"usage"' in block and _USAGE.search(block):
             block = self._take_usage(block)
@@ -347,7 +239,7 @@ class EventStream:
         kept = []
         for event in split_events(block):
             parsed = read_event(event) if _USAGE.search(event) else None
-            if parsed is not None and parsed.usage != _NULL:
+            if parsed is not None and parsed.usage != NULL:
                 self.usage = read_usage(parsed.usage) or self.usage
                 if self._hide_usage and not parsed.choices and parsed.failure is None:
                     continue
@@ -364,7 +256,7 @@ class EventStream:
             if self.error is None:
                 self.error = told_error(event)
             if self.error is not None:
-                told = _usage_beside(event)
+                told = usage_beside(event)
                 break
             kept.append(event)
         return b"".join(kept), told

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +18,10 @@ from backends.upstream import Response, UpstreamError
 from mindrouter.gateway import failures
 from mindrouter.gateway.client import Headers
 from mindrouter.gateway.errors import GatewayError
-from mindrouter.gateway.events import Events, EventStream, read_usage
+from mindrouter.gateway.events import Events, EventStream
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.requests import Asked, estimate_tokens
+from mindrouter.gateway.told import NULL, decode_answer, read_usage, text_tokens, usage_within
 from scheduler.core.jobs import Usage
 from scheduler.serving import Claim
 from scheduler.snapshot import Endpoint
@@ -34,14 +34,11 @@ HELD_BYTES = 1 << 20
 #: How much of the beginning and of the end is searched for usage in an answer that is passed on
 #: while it comes.
 TAIL_BYTES = 64 * 1024
-#: Objects within a usage object, at most, and itself.
-MOST_CLOSINGS = 8
 #: How often a stream's delivered tokens are charged beyond its hold (R4), in tokens.
 PROGRESS_TOKENS = 32
 #: How long a backend may take to end its answer once it has said that it is done.
 END_SECONDS = 1.0
 
-_NULL = msgspec.Raw(b"null")
 #: What a stream says something with: an event's data, or a line of JSON.
 _DATA_LINE = re.compile(rb"(?:^|[\r\n])(?:data:|\{)")
 
@@ -215,30 +212,6 @@ async def _let_end(response: Response) -> None:
             await response.read_all(HELD_BYTES)
 
 
-class _Text(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Text | None = None
-    text: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    usage: msgspec.Raw = _NULL
-    choices: msgspec.Raw = _NULL
-    data: msgspec.Raw = _NULL
-    error: Any = None
-
-
-class _Texts(msgspec.Struct):
-    choices: list[_Choice] = []
-
-
-_decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_texts = msgspec.json.Decoder(_Texts).decode
-
-
 class BodyRelay:
     """An answer that is one JSON document."""
 
@@ -267,10 +240,10 @@ class BodyRelay:
                 await self._pass_on(response, body)
                 return None
         try:
-            answer = _decode_answer(body)
+            answer = decode_answer(body)
         except (msgspec.MsgspecError, RecursionError):
             return failures.not_an_answer(self._endpoint, "sent an answer that is not valid JSON")
-        if answer.choices == answer.data == _NULL:
+        if answer.choices == answer.data == NULL:
             if answer.error is not None:
                 return failures.from_event(answer.error, self._endpoint)
             return failures.not_an_answer(self._endpoint, "sent JSON that is no completion")
@@ -306,7 +279,7 @@ class BodyRelay:
     def _estimate(self, body: bytes) -> Usage:
         output = 0
         if not self._asked.needs.embeddings:
-            output = _text_tokens(body) if body else estimate_tokens(self._sent)
+            output = text_tokens(body) if body else estimate_tokens(self._sent)
         return Usage(
             prompt_tokens=self._asked.prompt_tokens, completion_tokens=output, estimated=True
         )
@@ -314,35 +287,3 @@ class BodyRelay:
     def delivered(self) -> Usage | None:
         """What the client has had of an answer that is not whole; None: nothing."""
         return self._estimate(b"") if self._sent else None
-
-
-def usage_of(body: bytes) -> Usage | None:
-    """What a whole answer tells of its usage."""
-    try:
-        return read_usage(_decode_answer(body).usage)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-
-
-def _text_tokens(body: bytes) -> int:
-    """Estimated tokens of the texts in an answer."""
-    try:
-        choices = _decode_texts(body).choices
-    except (msgspec.MsgspecError, RecursionError):
-        return estimate_tokens(len(body))
-    texts = [(c.message.content if c.message else c.text) or "" for c in choices]
-    return sum(estimate_tokens(len(text.encode("utf-8", "replace"))) for text in texts)
-
-
-def usage_within(
-    part: bytes, read: Callable[[msgspec.Raw], Usage | None] = read_usage
-) -> Usage | None:
-    """The usage object in a part of a large answer, or None."""
-    start = end = part.rfind(b'"usage"')
-    for _ in range(MOST_CLOSINGS if start >= 0 else 0):
-        end = part.find(b"}", end + 1)
-        if end < 0:
-            break
-        with contextlib.suppress(msgspec.MsgspecError):
-            return read(_decode_answer(b"{" + part[start : end + 1] + b"}").usage)
-    return None

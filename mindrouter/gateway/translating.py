@@ -25,8 +25,9 @@ from mindrouter.gateway.events import Events, EventStream
 from mindrouter.gateway.exchange import EVENT_STREAM_HEAD, JSON_HEAD, Exchange, slot
 from mindrouter.gateway.failures import Failure
 from mindrouter.gateway.models import without_implied_tag
-from mindrouter.gateway.relay import BodyRelay, StreamRelay, usage_of
+from mindrouter.gateway.relay import BodyRelay, StreamRelay
 from mindrouter.gateway.requests import Asked
+from mindrouter.gateway.told import usage_of
 from scheduler.core.jobs import Job, Usage
 from scheduler.serving import Claim, SeenLease
 from scheduler.snapshot import Endpoint

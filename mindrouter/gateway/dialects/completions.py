@@ -11,7 +11,7 @@ import msgspec
 
 from mindrouter.gateway.dialects.translation import invalid_answer
 from mindrouter.gateway.errors import GatewayError
-from mindrouter.gateway.events import read_usage
+from mindrouter.gateway.told import read_usage
 from scheduler.core.jobs import Usage
 
 _NULL = msgspec.Raw(b"null")

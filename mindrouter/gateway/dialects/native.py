@@ -10,7 +10,7 @@ from typing import Any
 
 from mindrouter.gateway.dialects.splitter import Splitter
 from mindrouter.gateway.errors import GatewayError
-from mindrouter.gateway.events import told_error
+from mindrouter.gateway.told import told_error
 from scheduler.core.jobs import Usage
 
 

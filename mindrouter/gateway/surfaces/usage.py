@@ -6,8 +6,8 @@ import math
 
 import msgspec
 
-from mindrouter.gateway.events import MAX_TOKENS
 from mindrouter.gateway.surfaces.estimates import audio_tokens
+from mindrouter.gateway.told import MAX_TOKENS
 from scheduler.core.jobs import Usage
 
 _Number = float | None

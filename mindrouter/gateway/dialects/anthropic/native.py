@@ -9,7 +9,7 @@ import msgspec
 from mindrouter.gateway.dialects.native import NativeStream
 from mindrouter.gateway.dialects.splitter import data_of
 from mindrouter.gateway.dialects.translation import invalid_answer
-from mindrouter.gateway.events import MAX_TOKENS
+from mindrouter.gateway.told import MAX_TOKENS
 from scheduler.core.jobs import Usage
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from mindrouter.gateway.dialects.native import NativeStream
 from mindrouter.gateway.dialects.translation import invalid_answer
-from mindrouter.gateway.events import MAX_TOKENS
+from mindrouter.gateway.told import MAX_TOKENS
 from scheduler.core.jobs import Usage
 
 _CONTENT = re.compile(rb'"(?:content|thinking|response)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{')

@@ -15,7 +15,7 @@ from mindrouter.gateway.dialects.translation import (
     arguments_object,
     invalid_answer,
 )
-from mindrouter.gateway.events import read_usage
+from mindrouter.gateway.told import read_usage
 from scheduler.core.jobs import Usage
 
 #: Which of the two generating addresses was asked: their answers differ in where the text is.
