@@ -95,21 +95,22 @@ $(VENV)/.installed-fuzz: requirements-fuzz.txt $(VENV)/.installed-dev
 layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-# The scheduling core as machine code, which everything uses from then on; needs a C compiler and
-# Python's headers (on Debian: gcc and python3-dev).
+# The scheduling core, and what each event of a stream passes through, as machine code, which everything
+# uses from then on; needs a C compiler and Python's headers (on Debian: gcc and python3-dev).
 .PHONY: compile
 compile: $(VENV)/.installed compiler
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-compile.txt
-	$(BIN)/python deploy/compile_core.py
+	$(BIN)/python deploy/compile.py
 
-# What the core does as Python it does as machine code: its own tests, and some of all around it.
+# What is compiled does the same as Python: its own tests, and some of all around it.
 .PHONY: test-compiled
 test-compiled: compile $(VENV)/.installed-dev redis
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS_OF_CORE)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS_OF_COMPILED)
 
-TESTS_OF_CORE := tests/core tests/scheduler/test_checkpoint.py tests/scheduler/test_simulation.py \
-  tests/gateway/test_completions.py tests/cluster/test_contract.py \
-  tests/e2e/test_shares_over_http.py
+TESTS_OF_COMPILED := tests/core tests/scheduler/test_checkpoint.py tests/scheduler/test_simulation.py \
+  tests/backends/test_outbox.py tests/backends/test_upstream_[!e]*.py tests/gateway/test_completions.py \
+  tests/gateway/test_events.py tests/gateway/test_leaving.py tests/gateway/test_protocol.py \
+  tests/cluster/test_contract.py tests/e2e/test_shares_over_http.py
 
 # As root what is missing comes from the system's packages; else the compiler itself tells.
 PYTHON_H = $(BIN)/python -c 'import pathlib, sysconfig, sys; \

@@ -31,6 +31,7 @@ from backends.response import (
 # Head and body up to this size leave in one write; a larger body is never copied as a whole.
 SMALL_BODY_BYTES = 64 * 1024
 SLICE_BYTES = 256 * 1024
+HIGH_WATER_BYTES = 64 * 1024  # body bytes held for a slow reader before reading pauses
 # A server that closes a kept-alive connection just as we use it shows that within moments. A
 # later loss may be the request's own doing (a crash), so it is not silently tried again.
 STALE_SECONDS = 5.0
@@ -52,8 +53,6 @@ class Outgoing(NamedTuple):
 
 class Connection(asyncio.Protocol):
     """A connection of the pool: `start` an exchange, and hear of its end through the response."""
-
-    HIGH_WATER_BYTES = 64 * 1024  # body bytes held for a slow reader before reading pauses
 
     __slots__ = (
         "_begun",
@@ -214,7 +213,7 @@ class Connection(asyncio.Protocol):
                 self._begun = True
                 self._limit = self._chunk_timeout
             response.arrived()
-            if response.buffered > self.HIGH_WATER_BYTES:
+            if response.buffered > HIGH_WATER_BYTES:
                 self._pause_reading()
         elif response.status and not self._head_seen:
             self._head_seen = True

@@ -8,9 +8,12 @@ behind the first is still awake.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
 
 #: With so many waiting they leave before the turn's end, for the sake of those who wait for them.
 MOST_WAITING = 32
@@ -46,27 +49,24 @@ class Outbox:
             if len(self._waiting) >= MOST_WAITING:
                 self.flush()
         else:
-            self._begin_turn()
+            self._has_sent = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
             self.before()
             sender.send_unsent()
 
     def flush(self) -> None:
         """Have all of them send now."""
         waiting = self._waiting
-        if not waiting:
-            return
-        self.before()
-        try:
-            while waiting:
-                waiting.popleft().send_unsent()
-        finally:
-            if waiting:  # one has failed, which is no fault of those behind it
-                self._begin_turn()
-
-    def _begin_turn(self) -> None:
-        self._has_sent = True
-        asyncio.get_running_loop().call_soon(self._end_turn)
+        if waiting:
+            self.before()
+        while waiting:
+            sender = waiting.popleft()
+            try:
+                sender.send_unsent()
+            except Exception:  # which is no fault of those behind it, nor of who flushes
+                logger.exception("%r cannot send", sender)
 
     def _end_turn(self) -> None:
         self._has_sent = False
-        self.flush()
+        if self._waiting:
+            self.flush()

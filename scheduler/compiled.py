@@ -1,7 +1,8 @@
-"""The scheduling core as machine code, where ``make compile`` has made it from these very sources.
+"""The scheduling core and the way of an event as machine code, where ``make compile`` has made it
+from these very sources.
 
 It lies beside the installed packages, in a folder named after a digest of what it was made from:
-whoever edits the core is back at Python at once, and no stale build is ever run.
+whoever edits one of these packages is back at Python at once, and no stale build is ever run.
 """
 
 from __future__ import annotations
@@ -9,33 +10,54 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = Path(__file__).with_name("core")
+ROOT = Path(__file__).resolve().parent.parent
 #: What msgspec reads and writes: it looks at annotations, of which machine code keeps too little.
-INTERPRETED = frozenset(
+_INTERPRETED_CORE = frozenset(
     {"__init__.py", "boosts.py", "decisions.py", "jobs.py", "picture.py", "tunables.py", "views.py"}
 )
+#: What each read of a stream passes through. Coroutines gain nothing, so the rest stays as it is.
+_HOT = {
+    "backends": ("connection", "incoming", "opening", "outbox", "response"),
+    "mindrouter/gateway": ("events", "heads", "wire"),
+}
+PACKAGES = ("scheduler/core", *_HOT)
+
+
+def modules() -> Iterator[str]:
+    """What is compiled, as paths relative to the root."""
+    for path in sorted((ROOT / "scheduler" / "core").glob("*.py")):
+        if path.name not in _INTERPRETED_CORE:
+            yield f"scheduler/core/{path.name}"
+    for package, names in _HOT.items():
+        for name in names:
+            yield f"{package}/{name}.py"
 
 
 def folder() -> Path:
-    """Where a build of the core as it is now belongs."""
-    digest = hashlib.sha256(f"{sys.version} {sorted(INTERPRETED)}".encode())
-    for path in sorted(SOURCES.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    """Where a build of these packages as they are now belongs."""
+    digest = hashlib.sha256(f"{sys.version} {sorted(modules())}".encode())
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).glob("*.py")):
+            digest.update(f"{package}/{path.name}".encode() + path.read_bytes())
     return Path(sys.prefix) / "compiled" / digest.hexdigest()[:16]
 
 
 def use() -> None:
-    """Have the modules of the core imported from their build, if there is one. To be called
-    before any of them is."""
+    """Have these modules imported from their build, if there is one. To be called before any of
+    them is."""
+    if not (Path(sys.prefix) / "compiled").is_dir():
+        return
     built = folder()
-    if (built / "scheduler" / "core").is_dir():
+    if built.is_dir() and not in_use():
         sys.path.append(str(built))  # what all of the modules share lies at the top
-        core = importlib.import_module("scheduler.core")
-        core.__path__.insert(0, str(built / "scheduler" / "core"))
+        for package in PACKAGES:
+            found = importlib.import_module(package.replace("/", "."))
+            found.__path__.insert(0, str(built / package))
 
 
 def in_use() -> bool:
-    """Whether the core that runs here is machine code."""
-    return str(folder()) in sys.path
+    """Whether what runs here is machine code."""
+    return any(Path(path).parent == Path(sys.prefix) / "compiled" for path in sys.path)

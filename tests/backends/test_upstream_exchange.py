@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.connection import Connection
+from backends.connection import HIGH_WATER_BYTES
 from backends.incoming import Incoming
 from backends.upstream import InvalidResponse
 from tests.backends.conftest import Client, until_still
@@ -375,7 +375,7 @@ async def test_a_reader_that_waits_stops_the_server_from_sending(client: Client)
     async with await ScriptedStub.start(script) as stub:
         response = await client.send(stub.url)
         assert await until_still(lambda: sent) < 32 << 20
-        assert 0 < response.buffered <= Connection.HIGH_WATER_BYTES + (1 << 18)
+        assert 0 < response.buffered <= HIGH_WATER_BYTES + (1 << 18)
         received = 0
         while part := await response.read():
             received += len(part)

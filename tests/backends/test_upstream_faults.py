@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from backends import dial
-from backends.connection import Connection
+from backends.connection import HIGH_WATER_BYTES
 from backends.upstream import (
     ConnectFailed,
     EndedEarly,
@@ -385,7 +385,7 @@ async def test_a_slow_reader_is_not_the_servers_silence(client: Client) -> None:
 
 async def test_after_a_pause_for_a_slow_reader_the_silence_counts_anew(client: Client) -> None:
     async with await ScriptedStub.start(
-        after_request(CHUNKED + chunk(b"x" * (Connection.HIGH_WATER_BYTES + 1)))
+        after_request(CHUNKED + chunk(b"x" * (HIGH_WATER_BYTES + 1)))
     ) as stub:
         with await client.send(stub.url, between=10) as response:
             [connection] = client.pool._open[stub.url]

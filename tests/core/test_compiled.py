@@ -1,4 +1,4 @@
-"""Which of its forms the scheduling core is imported in."""
+"""Which of its forms the scheduling core, and what events pass through, is imported in."""
 
 from __future__ import annotations
 
@@ -25,45 +25,68 @@ def run(prefix: Path, code: str) -> str:
 
 
 def build(prefix: Path) -> Path:
-    """Something where the build of the core as it is belongs; one module tells it apart."""
+    """Something where the build of the sources as they are belongs: a module of each package."""
     folder = Path(run(prefix, "from scheduler import compiled; print(compiled.folder())"))
-    (folder / "scheduler" / "core").mkdir(parents=True)
-    module = folder / "scheduler" / "core" / "affinity.py"
-    module.write_text("rendezvous = None\n")
-    return module
+    for name in BUILT:
+        module = folder / name
+        module.parent.mkdir(parents=True)
+        module.write_text("rendezvous = None\n")
+    return folder
 
 
-WHERE = "import scheduler.core.{0} as one; print(one.__file__)"
+BUILT = ("scheduler/core/affinity.py", "backends/opening.py", "mindrouter/gateway/heads.py")
+PYTHON = ("scheduler/core/jobs.py", "backends/filepart.py", "mindrouter/gateway/errors.py")
 
 
-def test_the_build_of_the_very_sources_is_used_and_the_rest_is_python(tmp_path: Path) -> None:
-    module = build(tmp_path)
-    assert run(tmp_path, WHERE.format("affinity")) == str(module)
-    assert run(tmp_path, WHERE.format("jobs")) == str(ROOT / "scheduler" / "core" / "jobs.py")
+def where(prefix: Path, name: str, first: str = "mindrouter") -> str:
+    """The file that a module comes from, where a package was imported first."""
+    module = name.removesuffix(".py").replace("/", ".")
+    return run(prefix, f"import {first}, {module} as one; print(one.__file__)")
+
+
+@pytest.mark.parametrize("first", ["mindrouter", "scheduler"])
+def test_the_build_of_the_very_sources_is_used_and_the_rest_is_python(
+    tmp_path: Path, first: str
+) -> None:
+    folder = build(tmp_path)
+    for name in BUILT:
+        assert where(tmp_path, name, first) == str(folder / name)
+    for name in PYTHON:
+        assert where(tmp_path, name, first) == str(ROOT / name)
     assert run(tmp_path, "from scheduler import compiled; print(compiled.in_use())") == "True"
 
 
-def test_without_a_build_the_core_is_python(tmp_path: Path) -> None:
-    own = ROOT / "scheduler" / "core" / "affinity.py"
-    assert run(tmp_path, WHERE.format("affinity")) == str(own)
+def test_without_a_build_all_is_python(tmp_path: Path) -> None:
+    for name in BUILT:
+        assert where(tmp_path, name) == str(ROOT / name)
     assert run(tmp_path, "from scheduler import compiled; print(compiled.in_use())") == "False"
 
 
+def test_what_is_compiled_is_there(tmp_path: Path) -> None:
+    names = list(compiled.modules())
+    assert {"scheduler/core/scheduler.py", "mindrouter/gateway/events.py"} <= set(names)
+    assert "scheduler/core/jobs.py" not in names
+    assert [name for name in names if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("package", compiled.PACKAGES)
 @pytest.mark.parametrize("change", ["edit", "add", "rename"])
 def test_a_build_of_other_sources_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, package: str
 ) -> None:
-    (tmp_path / "one.py").write_text("x = 1\n")
-    (tmp_path / "two.py").write_text("y = 1\n")
-    monkeypatch.setattr(compiled, "SOURCES", tmp_path)
+    sources = tmp_path / package
+    sources.mkdir(parents=True)
+    (sources / "one.py").write_text("x = 1\n")
+    (sources / "two.py").write_text("y = 1\n")
+    monkeypatch.setattr(compiled, "ROOT", tmp_path)
     before = compiled.folder()
     assert compiled.folder() == before
     if change == "edit":
-        (tmp_path / "two.py").write_text("y = 2\n")
+        (sources / "two.py").write_text("y = 2\n")
     elif change == "add":
-        (tmp_path / "three.py").touch()
+        (sources / "three.py").touch()
     else:
-        (tmp_path / "two.py").rename(tmp_path / "three.py")
+        (sources / "two.py").rename(sources / "three.py")
     assert compiled.folder() != before
 
 
@@ -71,11 +94,11 @@ def test_a_build_that_was_not_copied_whole_is_not_taken_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # it works elsewhere
-    main = runpy.run_path(str(ROOT / "deploy" / "compile_core.py"))["main"]
+    main = runpy.run_path(str(ROOT / "deploy" / "compile.py"))["main"]
     target = tmp_path / "compiled" / "0123"
     unreadable = ["affinity.so"]
 
-    def build(modules: list[str], built: Path) -> None:
+    def build(names: list[str], built: Path) -> None:
         core = built / "scheduler" / "core"
         core.mkdir(parents=True)
         for name in unreadable:
