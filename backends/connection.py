@@ -134,14 +134,14 @@ class Connection(asyncio.Protocol):
         incoming.begin(response, expects_body=request.expects_body)
         self._limit = request.first_byte_timeout
         self._chunk_timeout = request.chunk_timeout
-        if request.body_bytes <= SMALL_BODY_BYTES:
-            # What lies in a file is never so small.
-            self._unsent = b"".join((request.head, *request.body))  # type: ignore[arg-type]
-            self._outbox.add(self)
-        else:
-            self._unsent = request.head
-            self._outbox.add(self)
+        is_small = request.body_bytes <= SMALL_BODY_BYTES
+        # What lies in a file is never so small.
+        self._unsent = b"".join((request.head, *request.body)) if is_small else request.head  # type: ignore[arg-type]
+        self._outbox.add(self)
+        # Some servers answer at the door: what they say then is no answer to who has not asked yet.
+        if self._uses == 1 or not is_small:
             self._outbox.flush()
+        if not is_small:
             self._outgoing = _slices(request.body)
             self._pump()
         self._stamp = now = monotonic()

@@ -46,18 +46,22 @@ def folder() -> Path:
 
 
 def use() -> None:
-    """Have these modules imported from their build, if there is one. To be called before any of
-    them is."""
+    """Have these modules imported from their build, if there is one. Once any of them has been
+    imported it is too late: what is machine code knows each other by more than names."""
     if not (Path(sys.prefix) / "compiled").is_dir():
         return
+    names = {name.removesuffix(".py").replace("/", ".") for name in modules()}
     built = folder()
-    if built.is_dir() and not in_use():
+    if not built.is_dir() or names & sys.modules.keys():
+        return
+    if str(built) not in sys.path:
         sys.path.append(str(built))  # what all of the modules share lies at the top
-        for package in PACKAGES:
-            found = importlib.import_module(package.replace("/", "."))
-            found.__path__.insert(0, str(built / package))
+    for package in PACKAGES:
+        # Empty packages, also those above this one: only their paths are touched.
+        found = importlib.import_module(package.replace("/", "."))
+        found.__path__.insert(0, str(built / package))
 
 
 def in_use() -> bool:
     """Whether what runs here is machine code."""
-    return any(Path(path).parent == Path(sys.prefix) / "compiled" for path in sys.path)
+    return len(importlib.import_module("scheduler.core").__path__) > 1

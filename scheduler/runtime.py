@@ -393,6 +393,7 @@ class Runtime(Serving):
             for request_id, claim in self._claims.items()
             if claim.settlement is None
         }
+        self.spool.flush()  # a record is in the file as soon as it is open no more
         under_way = {*self._claims, *(one.request_id for one in self.spool.open_records())}
         for request_id, hold in self.admission.configure(snapshot, held, under_way, now).items():
             self._claims[request_id].hold = hold

@@ -283,6 +283,7 @@ class Serving(ABC):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.upstream.close()
+        self.spool.flush()
         await asyncio.to_thread(self.spool.stop)
         await asyncio.to_thread(self.captures.write)
         pulse.remove(self.kind)

@@ -162,9 +162,9 @@ class _File:
 class Spool:
     """The spool of one process.
 
-    ``open``, ``announce`` and ``close`` belong to one thread, the event loop's; ``sync`` may run
-    in another. A full or broken disk never raises here: lines are kept in memory, the oldest are
-    dropped beyond a bound, and writing is tried again with each ``announce``.
+    All belongs to one thread, the event loop's, but for ``sync`` and, behind all else, ``stop``. A
+    full or broken disk never raises here: lines are kept in memory, the oldest are dropped beyond a
+    bound, and writing is tried again with each ``announce``.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -110,7 +110,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]  # they refer to each other
 
     def eof_received(self) -> None:
-        """The connection is closed now; what it is owed by the outbox goes before."""
+        """The connection is closed now; what the outbox has for it goes before."""
         self._hurry()
 
     def shutdown(self) -> None:
@@ -124,6 +124,7 @@ class GatewayProtocol(HttpToolsProtocol):
             served.hurry()
 
     def data_received(self, data: bytes) -> None:
+        self._hurry()  # whatever this leads to is not to overtake it
         # A body, too, may look like a head: only what a request begins with is taken for one.
         starts = self._in_head and not self._head_bytes and not self._begun
         if self._in_head:
@@ -330,6 +331,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.flow.read_paused:
             self.flow.resume_reading()
         if self.pipeline:
+            self._hurry()
             self._start_asgi_task(*self.pipeline.pop())
         elif not self._head_bytes:
             self._expect_head_within(self.timeout_keep_alive)

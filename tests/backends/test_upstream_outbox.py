@@ -47,11 +47,15 @@ class Pool:
         self.log: list[bytes] = []
         self.outbox = Outbox()
 
-    async def used(self) -> Connection:
-        """One that has served a request before."""
+    def fresh(self) -> Connection:
         loop = asyncio.get_running_loop()
         one = Connection(loop, "", self.outbox, 60.0, lambda _: None, lambda _: None)
         one.connection_made(Line(self.log))
+        return one
+
+    async def used(self) -> Connection:
+        """One that has served a request before."""
+        one = self.fresh()
         response = one.start(asking("earlier"))
         one.data_received(ANSWER)
         assert await response.read_all(2) == b"hi"
@@ -81,6 +85,15 @@ async def test_a_large_request_leaves_at_once_behind_those_that_wait() -> None:
     second.start(asking("second"))
     large.start(asking("large", bytes(SMALL_BODY_BYTES + 1)))
     assert pool.log == [b"first", b"second", b"large", bytes(SMALL_BODY_BYTES + 1)]
+
+
+async def test_the_first_request_of_a_connection_waits_for_nothing() -> None:
+    pool = Pool()
+    first, second = await pool.used(), await pool.used()
+    first.start(asking("first"))
+    second.start(asking("second"))
+    pool.fresh().start(asking("fresh"))
+    assert pool.log == [b"first", b"second", b"fresh"]
 
 
 @pytest.mark.parametrize("comes", ["an answer", "the end"])

@@ -56,6 +56,20 @@ def test_the_build_of_the_very_sources_is_used_and_the_rest_is_python(
     assert run(tmp_path, "from scheduler import compiled; print(compiled.in_use())") == "True"
 
 
+def test_a_build_is_used_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    build(tmp_path)
+    code = (
+        "import backends.opening, mindrouter, mindrouter.gateway.heads as one; print(one.__file__)"
+    )
+    assert run(tmp_path, code) == str(ROOT / "mindrouter/gateway/heads.py")
+
+
+def test_a_process_that_was_given_the_path_of_another_uses_the_build(tmp_path: Path) -> None:
+    folder = build(tmp_path)
+    code = f"sys.path.append({str(folder)!r}); import mindrouter, backends.opening as one; "
+    assert run(tmp_path, code + "print(one.__file__)") == str(folder / "backends/opening.py")
+
+
 def test_without_a_build_all_is_python(tmp_path: Path) -> None:
     for name in BUILT:
         assert where(tmp_path, name) == str(ROOT / name)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from backends.outbox import Outbox
+from mindrouter.gateway.client import Asgi, Client
+from mindrouter.gateway.heads import Head
 from scheduler.spool import MARKER, decode
 from tests.running import RawClient, RunningRouter, until
-from tests.stubs.openai_stub import Call, OpenAIStub, ordinary
+from tests.stubs.openai_stub import Call, OpenAIStub, held, ordinary
 
 TOGETHER = 48  # more than leave with one flush
 REFUSED = b"HTTP/1.1 400 "
@@ -83,15 +86,102 @@ async def test_a_server_that_shuts_down_sends_the_answer_that_waits(router: Runn
         assert (await client.to_end()).startswith(REFUSED)
 
 
+def request(*headers: bytes, body: bytes = b"") -> bytes:
+    lines = (b"POST /v1/chat/completions HTTP/1.1", b"Host: x", *headers, b"", body)
+    return b"\r\n".join(lines)
+
+
 @pytest.mark.usefixtures("held_back")
-async def test_a_refusal_never_overtakes_the_answer_that_waits(router: RunningRouter) -> None:
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"nonsense\r\n\r\n",
+        request(b"Transfer-Encoding: chunked", body=b"zz\r\n"),
+        request(b"Content-Length: 2", body=b"{}nonsense\r\n\r\n"),
+        request(b"Content-Length: 2", body=b"{}") * 40,
+        b"GET /ws/live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["nonsense", "bad chunk", "nonsense behind it", "too many ahead", "websocket", "proxy"],
+)
+async def test_nothing_sent_behind_overtakes_the_answer_that_waits(
+    router: RunningRouter, behind: bytes
+) -> None:
     async with await router.raw() as client:
         await refused(router, client)
-        client.writer.write(b"nonsense\r\n\r\n")
-        answers = await client.to_end()
-    assert answers.startswith(REFUSED)
-    assert answers.count(REFUSED) == 2
-    assert answers.index(b"x-request-id") < answers.index(b"Invalid HTTP request")
+        client.writer.write(behind)
+        status, headers, _ = await client.response()
+        assert (status, "x-request-id" in headers) == (400, True)
+
+
+@pytest.mark.usefixtures("held_back")
+async def test_a_client_that_ends_within_its_next_request_gets_the_answer_that_waits(
+    router: RunningRouter,
+) -> None:
+    async with await router.raw() as client:
+        await refused(router, client)
+        client.writer.write(request(b"Content-Length: 20", body=b"{"))
+        client.writer.write_eof()
+        assert (await client.to_end()).startswith(REFUSED)
+
+
+@pytest.mark.usefixtures("held_back")
+async def test_an_answer_leaves_before_the_next_request_sent_ahead_is_begun(
+    router: RunningRouter,
+) -> None:
+    router.runtime.outbox._has_sent = True
+    async with await router.raw() as client:
+        client.post({})
+        client.post()  # it never leaves, as the turn never ends
+        status, _, _ = await client.response()
+        assert status == 400
+
+
+@pytest.mark.usefixtures("held_back")
+async def test_answers_to_requests_sent_ahead_keep_their_order(router: RunningRouter) -> None:
+    router.runtime.outbox._has_sent = True
+    async with await router.raw() as client:
+        for number in range(5):
+            data = b'{"model":"unknown-%d","messages":[{"role":"user","content":"x"}]}' % number
+            client.send("POST /v1/chat/completions", {"Content-Length": str(len(data))}, data)
+        await until(lambda: bool(router.runtime.outbox._waiting))
+        client.writer.write_eof()
+        told = await client.to_end()
+    found = [told.find(b"unknown-%d" % number) for number in range(5)]
+    assert -1 not in found
+    assert found == sorted(found)
+
+
+async def test_answers_of_one_turn_are_recorded_with_fewer_writes(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub, "wide", max_concurrent=TOGETHER, max_queue=TOGETHER)
+    go_on = asyncio.Event()
+    stub.behaviour = held(go_on)
+    asking = [asyncio.create_task(router.chat()) for _ in range(TOGETHER)]
+    await stub.until_calls(TOGETHER)
+    written: list[int] = []
+    write = router.runtime.spool._write
+    router.runtime.spool._write = lambda lines: written.append(len(lines)) or write(lines)  # type: ignore
+    go_on.set()
+    assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+    assert sum(written) == TOGETHER
+    assert len(written) <= TOGETHER // 2
+
+
+async def test_behind_any_other_server_nothing_leaves_before_what_is_written_of_it() -> None:
+    done: list[str] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        done.append(message["type"])
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("nothing is to be read")
+
+    client = Client(Head("POST", "/", []), Asgi(receive, send, ""))
+    client.outbox = Outbox(lambda: done.append("written"))
+    await client.respond(200, [], b"{}")
+    assert done == ["written", "http.response.start", "http.response.body"]
 
 
 @pytest.mark.usefixtures("held_back")
