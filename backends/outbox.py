@@ -1,7 +1,7 @@
 """What leaves at the end of a turn of the event loop: one write right behind the other.
 
 A write wakes whoever waits for it. Where that is a process of this machine, the kernel interrupts
-a sleeping core for each, which took a quarter of a request's time; whoever gets the next one right
+a sleeping core for each, which took a fifth of a request's time; whoever gets the next one right
 behind the first is still awake.
 """
 
