@@ -57,7 +57,7 @@ def use() -> None:
     if str(built) not in sys.path:
         sys.path.append(str(built))  # what all of the modules share lies at the top
     for package in PACKAGES:
-        # Empty packages, also those above this one: only their paths are touched.
+        # Nothing of these packages is run but what calls here: only their paths are touched.
         found = importlib.import_module(package.replace("/", "."))
         found.__path__.insert(0, str(built / package))
 

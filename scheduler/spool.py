@@ -200,12 +200,12 @@ class Spool:
 
     @property
     def unwritten(self) -> int:
-        """Writes that are kept in memory until the disk takes them."""
+        """Lines that are kept in memory until the disk takes them."""
         return len(self._backlog)
 
     @property
     def is_full(self) -> bool:
-        """Whether the next write that is kept in memory costs another one."""
+        """Whether the next line that is kept in memory costs another one."""
         return len(self._backlog) == MAX_BACKLOG_LINES
 
     def open_record(self, request_id: str) -> Record | None:

@@ -4,7 +4,6 @@ happens to their connection meanwhile."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,11 +20,9 @@ REFUSED = b"HTTP/1.1 400 "
 
 
 @pytest.fixture
-def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The turn never ends: what is not hurried stays where it is."""
     monkeypatch.setattr(Outbox, "_end_turn", lambda self: None)
-    yield
-    monkeypatch.undo()
 
 
 async def refused(router: RunningRouter, client: RawClient) -> None:
