@@ -2,7 +2,8 @@
 
 A write wakes whoever waits for it. Where that is a process of this machine, the kernel interrupts
 a sleeping core for each, which took a fifth of a request's time; whoever gets the next one right
-behind the first is still awake.
+behind the first is still awake. With many events of streams the loop itself sleeps for a moment
+behind them, so that more come at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from time import sleep
 from typing import Protocol
+
+from backends.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -35,24 +39,36 @@ class Outbox:
     ``before`` is called before anything leaves: what must be written down first, is then.
     """
 
-    __slots__ = ("_has_sent", "_waiting", "before")
+    __slots__ = ("_may_rest", "_pace", "_turn_ends", "_waiting", "before")
 
     def __init__(self, before: Callable[[], None] = _nothing) -> None:
         self.before = before
+        self._pace = Pace()
         self._waiting: deque[Sender] = deque()
-        self._has_sent = False  # in this turn
+        self._turn_ends = False  # something has come in this turn, whose end will be heard of
+        self._may_rest = False  # nothing but events
 
     def add(self, sender: Sender) -> None:
         """Have it send now or by the end of the turn; senders keep their order."""
-        if self._has_sent:
-            self._waiting.append(sender)
-            if len(self._waiting) >= MOST_WAITING:
-                self.flush()
+        self._may_rest = False  # requests wait for nothing
+        if self._turn_ends:
+            self._append(sender)
         else:
-            self._has_sent = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
+            self._hear_of_the_end()
             self.before()
             sender.send_unsent()
+
+    def gathers(self) -> bool:
+        """Whether one more event of a stream had better be left to ``gather`` than be sent; to be
+        asked once for each."""
+        return self._pace.count()
+
+    def gather(self, sender: Sender) -> None:
+        """Have it send with the others of this turn, even if it is the first."""
+        if not self._turn_ends:
+            self._hear_of_the_end()
+            self._may_rest = True
+        self._append(sender)
 
     def flush(self) -> None:
         """Have all of them send now."""
@@ -66,7 +82,20 @@ class Outbox:
             except Exception:  # which is no fault of those behind it, nor of who flushes
                 logger.exception("%r cannot send", sender)
 
+    def _append(self, sender: Sender) -> None:
+        self._waiting.append(sender)
+        if len(self._waiting) >= MOST_WAITING:
+            self.flush()
+
+    def _hear_of_the_end(self) -> None:
+        self._turn_ends = True
+        asyncio.get_running_loop().call_soon(self._end_turn)
+
     def _end_turn(self) -> None:
-        self._has_sent = False
+        self._turn_ends = False
         if self._waiting:
             self.flush()
+        if self._may_rest:
+            self._may_rest = False
+            if seconds := self._pace.rest():
+                sleep(seconds)

@@ -20,7 +20,7 @@ _INTERPRETED_CORE = frozenset(
 )
 #: What each read of a stream passes through. Coroutines gain nothing, so the rest stays as it is.
 _HOT = {
-    "backends": ("connection", "incoming", "opening", "outbox", "response"),
+    "backends": ("connection", "incoming", "opening", "outbox", "pace", "response"),
     "mindrouter/gateway": ("events", "heads", "wire"),
 }
 PACKAGES = ("scheduler/core", *_HOT)

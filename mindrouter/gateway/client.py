@@ -71,7 +71,7 @@ class Client:
         #: A request header's value, stripped; names are lower-case.
         self.header = head.header
         self.common_headers: Headers = []  # of every response
-        self.outbox: Outbox | None = None  # that sends whole responses
+        self.outbox: Outbox | None = None  # that sends responses
         self.started = False
         self.ended = False
         self.left = False
@@ -255,7 +255,7 @@ class Client:
         self.started = True
         headers = [*headers, *self.common_headers]
         if self._wire is not None:
-            self._wire.start(status, headers)
+            self._wire.start(status, headers, self.outbox)
             return
         start = {"type": "http.response.start", "status": status, "headers": headers}
         await self._asgi.send(start)

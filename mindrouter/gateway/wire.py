@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Body bytes held for a slow reader before reading pauses.
 HIGH_WATER_BYTES = 1 << 16
+#: More than so much is worth a write of its own.
+MOST_GATHERED_BYTES = 4096
 Headers = Iterable[tuple[bytes, bytes]]
 _line = b": ".join
 _lines = b"\r\n".join
@@ -189,9 +191,11 @@ class Wire:
         if self._unsent and self._outbox is not None:
             self._outbox.flush()
 
-    def start(self, status: int, headers: Headers) -> None:
-        """The head of a response in parts; it leaves with the first of them."""
+    def start(self, status: int, headers: Headers, outbox: Outbox | None = None) -> None:
+        """The head of a response in parts; it leaves with the first of them. ``outbox`` may
+        gather them."""
         if self._begin():
+            self._outbox = outbox
             head = [STATUS_LINE[status][:-2], *map(_line, headers)]
             # Without them the end of the connection is the end of the body.
             has_length = any(name == b"content-length" for name, _ in headers)
@@ -217,16 +221,25 @@ class Wire:
         head = self._head
         if head:
             self._head = b""
-        self._transport.write(
-            b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data
-        )
+        part = b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data
+        outbox = self._outbox
+        if outbox is None or len(part) > MOST_GATHERED_BYTES or not outbox.gathers():
+            if self._unsent:
+                self.send_unsent()
+            self._transport.write(part)
+        elif self._unsent:
+            self._unsent += part
+        else:
+            self._unsent = part
+            outbox.gather(self)
         return True
 
     def end(self, last: bytes = b"") -> None:
         """The end of a response in parts, behind a last part."""
         if self.disconnected:
             return
-        head, self._head = self._head, b""
+        head, self._head = self._unsent + self._head, b""
+        self._unsent = b""
         if not self._chunked:
             self._transport.write(head + last)
         elif last:
@@ -238,11 +251,13 @@ class Wire:
     def abort(self) -> None:
         """Break the connection off at once."""
         self.disconnected = True
+        self.send_unsent()
         self._transport.abort()
 
     def finish(self) -> None:
         """Whoever served the request has done with it."""
         if not self.response_complete and not self.disconnected:
+            self.send_unsent()
             self._transport.close()  # what there is of an answer shall not be taken for a whole one
 
     def _begin(self) -> bool:

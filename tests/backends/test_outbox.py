@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.outbox import MOST_WAITING, Outbox
+from backends.pace import BATCH_SECONDS, SAMPLE_EVENTS, Pace
 
 
 class Sending:
@@ -86,7 +87,73 @@ async def test_one_that_fails_keeps_nobody_behind_it_from_sending(
     assert "cannot send" in caplog.text
 
 
-@given(st.lists(st.sampled_from(["add", "turn", "flush"]), max_size=100))
+@pytest.fixture
+def gathering(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Outbox]:
+    """(what happened, an outbox in the middle of many events); each rest is a tenth of a
+    millisecond less than a batch's time."""
+    seen, outbox, _ = noted()
+    now = 1000.0
+    outbox._pace = Pace(lambda: now)
+    while not outbox.gathers():
+        pass
+    now += 0.000_1
+    monkeypatch.setattr("backends.outbox.sleep", lambda seconds: seen.append(f"{seconds:.4f}"))
+    return seen, outbox
+
+
+async def test_gathered_events_leave_together_before_the_process_rests(
+    gathering: tuple[list[str], Outbox],
+) -> None:
+    seen, outbox = gathering
+    for name in "abc":
+        assert outbox.gathers()
+        outbox.gather(Sending(seen, name))
+    assert seen == []
+    await asyncio.sleep(0)
+    assert seen == ["before", "a", "b", "c", f"{BATCH_SECONDS - 0.000_1:.4f}"]
+
+
+@pytest.mark.parametrize("order", ["request first", "event first"])
+async def test_a_turn_with_a_request_does_not_rest(
+    gathering: tuple[list[str], Outbox], order: str
+) -> None:
+    seen, outbox = gathering
+    if order == "request first":
+        outbox.add(Sending(seen, "request"))
+        outbox.gather(Sending(seen, "event"))
+        expected = ["before", "request", "before", "event"]
+    else:
+        outbox.gather(Sending(seen, "event"))
+        outbox.add(Sending(seen, "request"))
+        expected = ["before", "event", "request"]
+    await asyncio.sleep(0)
+    assert seen == expected
+    outbox.gather(Sending(seen, "next"))
+    await asyncio.sleep(0)
+    assert [*expected, "before", "next"] == seen[:-1]  # and a rest
+
+
+async def test_a_turn_without_events_does_not_rest(gathering: tuple[list[str], Outbox]) -> None:
+    seen, outbox = gathering
+    outbox.add(Sending(seen, "a"))
+    await asyncio.sleep(0)
+    assert seen == ["before", "a"]
+
+
+async def test_so_many_gathered_events_do_not_wait_for_the_end_of_the_turn(
+    gathering: tuple[list[str], Outbox],
+) -> None:
+    seen, outbox = gathering
+    for number in range(MOST_WAITING):
+        outbox.gather(Sending(seen, str(number)))
+    assert seen == ["before", *map(str, range(MOST_WAITING))]
+
+
+async def test_a_few_events_are_not_gathered() -> None:
+    assert not any(Outbox().gathers() for _ in range(SAMPLE_EVENTS - 1))
+
+
+@given(st.lists(st.sampled_from(["add", "gather", "turn", "flush"]), max_size=100))
 def test_all_leave_once_and_in_the_order_they_came(steps: list[str]) -> None:
     seen, outbox, add = noted()
 
@@ -94,6 +161,8 @@ def test_all_leave_once_and_in_the_order_they_came(steps: list[str]) -> None:
         for number, step in enumerate(steps):
             if step == "add":
                 add(str(number))
+            elif step == "gather":
+                outbox.gather(Sending(seen, str(number)))
             elif step == "flush":
                 outbox.flush()
             else:
@@ -101,5 +170,5 @@ def test_all_leave_once_and_in_the_order_they_came(steps: list[str]) -> None:
         await asyncio.sleep(0)
 
     asyncio.run(run())
-    added = [str(number) for number, step in enumerate(steps) if step == "add"]
+    added = [str(number) for number, step in enumerate(steps) if step in ("add", "gather")]
     assert [one for one in seen if one != "before"] == added

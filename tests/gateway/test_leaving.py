@@ -4,16 +4,19 @@ happens to their connection meanwhile."""
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from backends.outbox import Outbox
+from backends.pace import Pace
 from mindrouter.gateway.client import Asgi, Client
 from mindrouter.gateway.heads import Head
+from mindrouter.gateway.wire import MOST_GATHERED_BYTES
 from scheduler.spool import MARKER, decode
-from tests.running import RawClient, RunningRouter, until
-from tests.stubs.openai_stub import Call, OpenAIStub, held, ordinary
+from tests.running import RawClient, RunningRouter, body, said, until
+from tests.stubs.openai_stub import Call, OpenAIStub, held, ordinary, reset
 
 TOGETHER = 48  # more than leave with one flush
 REFUSED = b"HTTP/1.1 400 "
@@ -25,9 +28,15 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbox, "_end_turn", lambda self: None)
 
 
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every event waits for the others of its turn."""
+    monkeypatch.setattr(Pace, "count", lambda self: True)
+
+
 async def refused(router: RunningRouter, client: RawClient) -> None:
     """A request whose refusal waits in the outbox."""
-    router.runtime.outbox._has_sent = True
+    router.runtime.outbox._turn_ends = True
     client.post({})
     await until(lambda: bool(router.runtime.outbox._waiting))
 
@@ -126,7 +135,7 @@ async def test_a_client_that_ends_within_its_next_request_gets_the_answer_that_w
 async def test_an_answer_leaves_before_the_next_request_sent_ahead_is_begun(
     router: RunningRouter,
 ) -> None:
-    router.runtime.outbox._has_sent = True
+    router.runtime.outbox._turn_ends = True
     async with await router.raw() as client:
         client.post({})
         client.post()  # it never leaves, as the turn never ends
@@ -136,7 +145,7 @@ async def test_an_answer_leaves_before_the_next_request_sent_ahead_is_begun(
 
 @pytest.mark.usefixtures("held_back")
 async def test_answers_to_requests_sent_ahead_keep_their_order(router: RunningRouter) -> None:
-    router.runtime.outbox._has_sent = True
+    router.runtime.outbox._turn_ends = True
     async with await router.raw() as client:
         for number in range(5):
             data = b'{"model":"unknown-%d","messages":[{"role":"user","content":"x"}]}' % number
@@ -183,7 +192,7 @@ async def test_behind_any_other_server_nothing_leaves_before_what_is_written_of_
 
 @pytest.mark.usefixtures("held_back")
 async def test_an_answer_that_ends_its_connection_waits_for_nothing(router: RunningRouter) -> None:
-    router.runtime.outbox._has_sent = True
+    router.runtime.outbox._turn_ends = True
     async with await router.raw() as client:
         client.send(
             "POST /v1/chat/completions", {"Connection": "close", "Content-Length": "2"}, b"{}"
@@ -191,3 +200,92 @@ async def test_an_answer_that_ends_its_connection_waits_for_nothing(router: Runn
         answer = await client.to_end()
     assert answer.startswith(REFUSED)
     assert b"connection: close" in answer
+
+
+@pytest.mark.usefixtures("gathered")
+async def test_gathered_events_of_many_streams_arrive_whole_and_in_order(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub, "wide", max_concurrent=TOGETHER, max_queue=TOGETHER)
+
+    async def telling(call: Call) -> None:
+        await call.start_stream()
+        for number in range(40):
+            await call.say(f"{number} ")
+        await call.finish()
+        await call.end()
+
+    stub.behaviour = telling
+    answers = await asyncio.gather(*(router.chat(stream=True) for _ in range(TOGETHER)))
+    expected = "".join(f"{number} " for number in range(40))
+    assert {said(answer.text) for answer in answers} == {expected}
+    assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
+
+
+@pytest.mark.usefixtures("gathered", "held_back")
+async def test_the_end_of_a_stream_takes_along_what_waits_of_it(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub)
+    async with await router.raw() as client:
+        client.post(stream=True)
+        told = await client.response_or_stream(20)
+    assert told.startswith(b"HTTP/1.1 200 ")
+    assert told.count(b"data: {") == len(stub.words) + 2  # its role and its finish
+    assert told.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.usefixtures("gathered", "held_back")
+async def test_a_stream_that_breaks_off_ends_with_its_error_behind_what_waits(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    async def dying(call: Call) -> None:
+        await call.start_stream()
+        await call.say("half")
+        await reset(call)
+
+    stub.behaviour = dying
+    await router.backend(stub)
+    async with await router.raw() as client:
+        client.post(stream=True)
+        told = await client.to_end()
+    assert 0 < told.find(b"half") < told.find(b"upstream_ended_early")
+
+
+@pytest.mark.usefixtures("gathered", "held_back")
+async def test_an_answer_of_http_1_0_ends_with_what_waits_of_it(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    await router.backend(stub)
+    data = json.dumps(body(stream=True)).encode()
+    async with await router.raw() as client:
+        client.writer.write(
+            b"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer %b\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (router.key.encode(), len(data), data)
+        )
+        told = await client.to_end()
+    assert told.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.usefixtures("gathered", "held_back")
+async def test_what_is_large_enough_for_a_write_of_its_own_leaves_behind_what_waits(
+    router: RunningRouter, stub: OpenAIStub
+) -> None:
+    go_on = asyncio.Event()
+    large = "x" * MOST_GATHERED_BYTES
+
+    async def telling(call: Call) -> None:
+        await call.start_stream()
+        await call.say("first")
+        await until(lambda: bool(router.runtime.outbox._waiting))
+        await call.say(large)
+        await go_on.wait()
+        await call.end()
+
+    stub.behaviour = telling
+    await router.backend(stub)
+    async with await router.raw() as client:
+        client.post(stream=True)
+        told = await client.until(large.encode())
+        go_on.set()
+    assert 0 < told.find(b"first") < told.find(large.encode())

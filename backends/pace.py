@@ -1,0 +1,52 @@
+"""When the events of many streams are read and sent in batches, instead of one by one.
+
+Whoever has passed an event on goes to sleep until the next one wakes it, and wakes another sleeper
+with what it sends: with thousands of events a second that is a fifth of what they cost. Network
+cards wait a moment for the same reason (interrupt moderation). With fewer events nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+#: How far apart batches are, and so the longest that anything waits.
+BATCH_SECONDS = 0.002
+#: Batches begin where so many events come within so many of those seconds.
+SAMPLE_EVENTS = 16
+SAMPLE_SECONDS = 0.004
+#: A batch that would bring fewer is not worth to wait for.
+LEAST_EVENTS = 2
+
+
+class Pace:
+    """Of one event loop, which counts the events it passes on."""
+
+    __slots__ = ("_clock", "_events", "_since", "is_batching")
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.is_batching = False
+        self._clock = clock
+        self._events = 0  # of the sample or of the batch
+        self._since = clock()  # when that began
+
+    def count(self) -> bool:
+        """One more event. Whether it should wait for the others of its turn."""
+        self._events += 1
+        if not self.is_batching and self._events >= SAMPLE_EVENTS:
+            now = self._clock()
+            self.is_batching = now - self._since <= SAMPLE_SECONDS
+            self._since = now
+            self._events = LEAST_EVENTS if self.is_batching else 0
+        return self.is_batching
+
+    def rest(self) -> float:
+        """At the end of a turn with events: the seconds to wait until the next one."""
+        now = self._clock()
+        left = max(0.0, self._since + BATCH_SECONDS - now)
+        self.is_batching = self._events >= LEAST_EVENTS
+        self._events = 0
+        if not self.is_batching:
+            left = 0.0
+        self._since = now + left
+        return left
