@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from backends.outbox import Outbox
 from backends.pace import Pace
 from mindrouter.gateway.client import Asgi, Client
 from mindrouter.gateway.heads import Head
-from mindrouter.gateway.wire import MOST_GATHERED_BYTES
+from mindrouter.gateway.wire import MOST_GATHERED_BYTES, Wire
 from scheduler.spool import MARKER, decode
 from tests.running import RawClient, RunningRouter, body, said, until
 from tests.stubs.openai_stub import Call, OpenAIStub, held, ordinary, reset
@@ -289,3 +290,80 @@ async def test_what_is_large_enough_for_a_write_of_its_own_leaves_behind_what_wa
         told = await client.until(large.encode())
         go_on.set()
     assert 0 < told.find(b"first") < told.find(large.encode())
+
+
+class Recorder:
+    """A transport that keeps what was done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[bytes | str] = []
+
+    def write(self, data: bytes) -> None:
+        self.done.append(data)
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def abort(self) -> None:
+        self.done.append("abort")
+
+    def is_closing(self) -> bool:
+        return "close" in self.done or "abort" in self.done
+
+
+def streaming() -> tuple[Wire, Outbox, list[bytes | str]]:
+    """(a stream that has begun, its outbox, what its connection was made to do)."""
+    transport, outbox = Recorder(), Outbox()
+    flow = SimpleNamespace(write_paused=False)
+    connection = SimpleNamespace(
+        flow=flow, transport=transport, on_response_complete=lambda: None, loop=None
+    )
+    head = Head("POST", "/", [])
+    wire = Wire(connection, head, keep_alive=True, takes_chunks=False)  # type: ignore[arg-type]
+    wire.start(200, [], outbox)
+    wire._head = b"head "
+    return wire, outbox, transport.done
+
+
+@pytest.mark.usefixtures("gathered")
+async def test_events_of_one_turn_are_one_write_and_nothing_is_written_twice() -> None:
+    wire, _, done = streaming()
+    assert wire.write_now(b"a ")
+    assert wire.write_now(b"b ")
+    await asyncio.sleep(0)
+    assert done == [b"head a b "]
+    assert wire.write_now(b"c ")
+    wire.end(b"d")
+    await asyncio.sleep(0)
+    assert done == [b"head a b ", b"c d"]
+
+
+@pytest.mark.usefixtures("gathered")
+@pytest.mark.parametrize(("method", "word"), [("abort", "abort"), ("finish", "close")])
+async def test_what_waits_leaves_before_its_connection_is_broken_off(
+    method: str, word: str
+) -> None:
+    wire, _, done = streaming()
+    wire.write_now(b"a")
+    getattr(wire, method)()
+    await asyncio.sleep(0)
+    assert done == [b"head a", word]
+
+
+@pytest.mark.usefixtures("gathered")
+async def test_what_waits_for_a_client_that_has_left_is_dropped() -> None:
+    wire, outbox, done = streaming()
+    wire.write_now(b"a")
+    done.append("close")
+    outbox.flush()
+    assert done == ["close"]
+
+
+@pytest.mark.usefixtures("gathered")
+async def test_a_client_that_takes_nothing_more_is_given_nothing_more() -> None:
+    wire, _, done = streaming()
+    assert wire.write_now(b"a")
+    wire._flow.write_paused = True
+    assert not wire.write_now(b"b")
+    await asyncio.sleep(0)
+    assert done == [b"head a"]
