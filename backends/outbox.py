@@ -34,7 +34,8 @@ def _nothing() -> None:
 
 
 class Outbox:
-    """Of one event loop. The first to come in a turn leaves at once, as it may stay the only one.
+    """Of one event loop. The first to come in a turn leaves at once, as it may stay the only one;
+    gathered events leave at its end.
 
     ``before`` is called before anything leaves: what must be written down first, is then.
     """
@@ -46,11 +47,11 @@ class Outbox:
         self._pace = Pace()
         self._waiting: deque[Sender] = deque()
         self._turn_ends = False  # something has come in this turn, whose end will be heard of
-        self._may_rest = False  # nothing but events
+        self._may_rest = False  # events have come, and nothing else since
 
     def add(self, sender: Sender) -> None:
         """Have it send now or by the end of the turn; senders keep their order."""
-        self._may_rest = False  # requests wait for nothing
+        self._may_rest = False  # whom a request is for waits already
         if self._turn_ends:
             self._append(sender)
         else:
@@ -58,9 +59,8 @@ class Outbox:
             self.before()
             sender.send_unsent()
 
-    def gathers(self) -> bool:
-        """Whether one more event of a stream had better be left to ``gather`` than be sent; to be
-        asked once for each."""
+    def count_event(self) -> bool:
+        """One more event of a stream. Whether it should be left to ``gather`` instead of sent."""
         return self._pace.count()
 
     def gather(self, sender: Sender) -> None:
@@ -96,6 +96,11 @@ class Outbox:
         if self._waiting:
             self.flush()
         if self._may_rest:
+            # Behind all that this turn has woken: a request, say, whose task is still to run.
+            asyncio.get_running_loop().call_soon(self._rest)
+
+    def _rest(self) -> None:
+        if self._may_rest and not self._turn_ends:
             self._may_rest = False
             if seconds := self._pace.rest():
                 sleep(seconds)

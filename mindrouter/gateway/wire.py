@@ -1,6 +1,7 @@
 """One request on a connection of our own protocol, and the response straight onto it.
 
-A response, or a part of one, is one write: each write is a system call of its own.
+A response, or a part of one, is one write: each write is a system call of its own. While many
+events come, those of a stream in one turn of the event loop are one write.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 #: Body bytes held for a slow reader before reading pauses.
 HIGH_WATER_BYTES = 1 << 16
-#: More than so much is worth a write of its own.
-MOST_GATHERED_BYTES = 4096
+#: A part larger than this is worth a write of its own, and counts as no event.
+LARGE_PART_BYTES = 4096
 Headers = Iterable[tuple[bytes, bytes]]
 _line = b": ".join
 _lines = b"\r\n".join
@@ -223,7 +224,7 @@ class Wire:
             self._head = b""
         part = b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data
         outbox = self._outbox
-        if outbox is None or len(part) > MOST_GATHERED_BYTES or not outbox.gathers():
+        if outbox is None or len(part) > LARGE_PART_BYTES or not outbox.count_event():
             if self._unsent:
                 self.send_unsent()
             self._transport.write(part)

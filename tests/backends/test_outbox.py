@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,7 +96,7 @@ def gathering(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Outbox]:
     seen, outbox, _ = noted()
     now = 1000.0
     outbox._pace = Pace(lambda: now)
-    while not outbox.gathers():
+    while not outbox.count_event():
         pass
     now += 0.000_1
     monkeypatch.setattr("backends.outbox.sleep", lambda seconds: seen.append(f"{seconds:.4f}"))
@@ -106,9 +108,11 @@ async def test_gathered_events_leave_together_before_the_process_rests(
 ) -> None:
     seen, outbox = gathering
     for name in "abc":
-        assert outbox.gathers()
+        assert outbox.count_event()
         outbox.gather(Sending(seen, name))
     assert seen == []
+    await asyncio.sleep(0)
+    assert seen == ["before", "a", "b", "c"]
     await asyncio.sleep(0)
     assert seen == ["before", "a", "b", "c", f"{BATCH_SECONDS - 0.000_1:.4f}"]
 
@@ -130,7 +134,63 @@ async def test_a_turn_with_a_request_does_not_rest(
     assert seen == expected
     outbox.gather(Sending(seen, "next"))
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert [*expected, "before", "next"] == seen[:-1]  # and a rest
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_an_event_woke_or_came_with_runs_before_the_rest(
+    gathering: tuple[list[str], Outbox], loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    seen, outbox = gathering
+
+    async def request() -> None:
+        seen.append("request begins")
+        outbox.add(Sending(seen, "request"))
+
+    async def run() -> None:
+        tasks = []
+
+        class Reading(asyncio.Protocol):
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def data_received(self, data: bytes) -> None:
+                if self.name == "stream":
+                    outbox.gather(Sending(seen, "event"))
+                tasks.append(asyncio.create_task(request()))
+
+        ends = [socket.socketpair(), socket.socketpair()]
+        for name, (ours, _) in zip(("stream", "other"), ends, strict=True):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda name=name: Reading(name), ours
+            )
+        for _, theirs in ends:
+            theirs.send(b"x")
+        while len(tasks) < 2:  # noqa: ASYNC110  each turn counts here
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)
+        for _, theirs in ends:
+            theirs.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+    assert seen.count("request begins") == 2
+    assert not [one for one in seen if one.startswith("0.0")]  # no rest
+
+
+async def test_a_rest_is_left_to_the_end_of_a_turn_that_has_begun_meanwhile(
+    gathering: tuple[list[str], Outbox],
+) -> None:
+    seen, outbox = gathering
+    outbox.gather(Sending(seen, "a"))
+    await asyncio.sleep(0)
+    outbox.gather(Sending(seen, "b"))
+    await asyncio.sleep(0)
+    assert seen == ["before", "a", "before", "b"]
+    await asyncio.sleep(0)
+    assert len(seen) == 5  # and a rest
 
 
 async def test_a_turn_without_events_does_not_rest(gathering: tuple[list[str], Outbox]) -> None:
@@ -150,7 +210,7 @@ async def test_so_many_gathered_events_do_not_wait_for_the_end_of_the_turn(
 
 
 async def test_a_few_events_are_not_gathered() -> None:
-    assert not any(Outbox().gathers() for _ in range(SAMPLE_EVENTS - 1))
+    assert not any(Outbox().count_event() for _ in range(SAMPLE_EVENTS - 1))
 
 
 @given(st.lists(st.sampled_from(["add", "gather", "turn", "flush"]), max_size=100))

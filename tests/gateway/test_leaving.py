@@ -14,7 +14,7 @@ from backends.outbox import Outbox
 from backends.pace import Pace
 from mindrouter.gateway.client import Asgi, Client
 from mindrouter.gateway.heads import Head
-from mindrouter.gateway.wire import MOST_GATHERED_BYTES, Wire
+from mindrouter.gateway.wire import LARGE_PART_BYTES, Wire
 from scheduler.spool import MARKER, decode
 from tests.running import RawClient, RunningRouter, body, said, until
 from tests.stubs.openai_stub import Call, OpenAIStub, held, ordinary, reset
@@ -273,7 +273,7 @@ async def test_what_is_large_enough_for_a_write_of_its_own_leaves_behind_what_wa
     router: RunningRouter, stub: OpenAIStub
 ) -> None:
     go_on = asyncio.Event()
-    large = "x" * MOST_GATHERED_BYTES
+    large = "x" * LARGE_PART_BYTES
 
     async def telling(call: Call) -> None:
         await call.start_stream()
@@ -345,6 +345,7 @@ async def test_what_waits_leaves_before_its_connection_is_broken_off(
 ) -> None:
     wire, _, done = streaming()
     wire.write_now(b"a")
+    assert done == []
     getattr(wire, method)()
     await asyncio.sleep(0)
     assert done == [b"head a", word]
@@ -363,6 +364,7 @@ async def test_what_waits_for_a_client_that_has_left_is_dropped() -> None:
 async def test_a_client_that_takes_nothing_more_is_given_nothing_more() -> None:
     wire, _, done = streaming()
     assert wire.write_now(b"a")
+    assert done == []
     wire._flow.write_paused = True
     assert not wire.write_now(b"b")
     await asyncio.sleep(0)
