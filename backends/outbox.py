@@ -40,11 +40,11 @@ class Outbox:
     ``before`` is called before anything leaves: what must be written down first, is then.
     """
 
-    __slots__ = ("_may_rest", "_pace", "_turn_ends", "_waiting", "before")
+    __slots__ = ("_may_rest", "_turn_ends", "_waiting", "before", "pace")
 
     def __init__(self, before: Callable[[], None] = _nothing) -> None:
         self.before = before
-        self._pace = Pace()
+        self.pace = Pace()  # of the events that are sent or gathered
         self._waiting: deque[Sender] = deque()
         self._turn_ends = False  # something has come in this turn, whose end will be heard of
         self._may_rest = False  # events have come, and nothing else since
@@ -59,12 +59,9 @@ class Outbox:
             self.before()
             sender.send_unsent()
 
-    def count_event(self) -> bool:
-        """One more event of a stream. Whether it should be left to ``gather`` instead of sent."""
-        return self._pace.count()
-
     def gather(self, sender: Sender) -> None:
-        """Have it send with the others of this turn, even if it is the first."""
+        """Have it send an event with the others of this turn, even if it is the first: while
+        ``pace`` has batches."""
         if not self._turn_ends:
             self._hear_of_the_end()
             self._may_rest = True
@@ -102,5 +99,5 @@ class Outbox:
     def _rest(self) -> None:
         if self._may_rest and not self._turn_ends:
             self._may_rest = False
-            if seconds := self._pace.rest():
+            if seconds := self.pace.rest():
                 sleep(seconds)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from backends.outbox import Outbox
+from backends.pace import SAMPLE_EVENTS
 from mindrouter.gateway.heads import Head
 
 if TYPE_CHECKING:
@@ -224,15 +225,19 @@ class Wire:
             self._head = b""
         part = b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data
         outbox = self._outbox
-        if outbox is None or len(part) > LARGE_PART_BYTES or not outbox.count_event():
-            if self._unsent:
-                self.send_unsent()
-            self._transport.write(part)
-        elif self._unsent:
-            self._unsent += part
-        else:
-            self._unsent = part
-            outbox.gather(self)
+        if outbox is not None and len(part) <= LARGE_PART_BYTES:
+            pace = outbox.pace
+            pace.events += 1
+            if pace.is_batching or (pace.events >= SAMPLE_EVENTS and pace.begins()):
+                if self._unsent:
+                    self._unsent += part
+                else:
+                    self._unsent = part
+                    outbox.gather(self)
+                return True
+        if self._unsent:
+            self.send_unsent()
+        self._transport.write(part)
         return True
 
     def end(self, last: bytes = b"") -> None:

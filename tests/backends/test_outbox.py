@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.outbox import MOST_WAITING, Outbox
-from backends.pace import BATCH_SECONDS, SAMPLE_EVENTS, Pace
+from backends.pace import BATCH_SECONDS, Pace
 
 
 class Sending:
@@ -95,9 +95,8 @@ def gathering(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Outbox]:
     millisecond less than a batch's time."""
     seen, outbox, _ = noted()
     now = 1000.0
-    outbox._pace = Pace(lambda: now)
-    while not outbox.count_event():
-        pass
+    outbox.pace = Pace(lambda: now)
+    assert outbox.pace.begins()
     now += 0.000_1
     monkeypatch.setattr("backends.outbox.sleep", lambda seconds: seen.append(f"{seconds:.4f}"))
     return seen, outbox
@@ -108,7 +107,6 @@ async def test_gathered_events_leave_together_before_the_process_rests(
 ) -> None:
     seen, outbox = gathering
     for name in "abc":
-        assert outbox.count_event()
         outbox.gather(Sending(seen, name))
     assert seen == []
     await asyncio.sleep(0)
@@ -207,10 +205,6 @@ async def test_so_many_gathered_events_do_not_wait_for_the_end_of_the_turn(
     for number in range(MOST_WAITING):
         outbox.gather(Sending(seen, str(number)))
     assert seen == ["before", *map(str, range(MOST_WAITING))]
-
-
-async def test_a_few_events_are_not_gathered() -> None:
-    assert not any(Outbox().count_event() for _ in range(SAMPLE_EVENTS - 1))
 
 
 @given(st.lists(st.sampled_from(["add", "gather", "turn", "flush"]), max_size=100))

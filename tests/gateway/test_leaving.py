@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.outbox import Outbox
-from backends.pace import Pace
+from backends.pace import SAMPLE_EVENTS
 from mindrouter.gateway.client import Asgi, Client
 from mindrouter.gateway.heads import Head
 from mindrouter.gateway.wire import LARGE_PART_BYTES, Wire
@@ -30,9 +30,9 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every event waits for the others of its turn."""
-    monkeypatch.setattr(Pace, "count", lambda self: True)
+def gathered(router: RunningRouter) -> None:
+    """So many events come that they wait for the others of their turn."""
+    router.runtime.outbox.pace.is_batching = True
 
 
 async def refused(router: RunningRouter, client: RawClient) -> None:
@@ -314,6 +314,7 @@ class Recorder:
 def streaming() -> tuple[Wire, Outbox, list[bytes | str]]:
     """(a stream that has begun, its outbox, what its connection was made to do)."""
     transport, outbox = Recorder(), Outbox()
+    outbox.pace.is_batching = True
     flow = SimpleNamespace(write_paused=False)
     connection = SimpleNamespace(
         flow=flow, transport=transport, on_response_complete=lambda: None, loop=None
@@ -325,7 +326,6 @@ def streaming() -> tuple[Wire, Outbox, list[bytes | str]]:
     return wire, outbox, transport.done
 
 
-@pytest.mark.usefixtures("gathered")
 async def test_events_of_one_turn_are_one_write_and_nothing_is_written_twice() -> None:
     wire, _, done = streaming()
     assert wire.write_now(b"a ")
@@ -338,7 +338,6 @@ async def test_events_of_one_turn_are_one_write_and_nothing_is_written_twice() -
     assert done == [b"head a b ", b"c d"]
 
 
-@pytest.mark.usefixtures("gathered")
 @pytest.mark.parametrize(("method", "word"), [("abort", "abort"), ("finish", "close")])
 async def test_what_waits_leaves_before_its_connection_is_broken_off(
     method: str, word: str
@@ -351,7 +350,6 @@ async def test_what_waits_leaves_before_its_connection_is_broken_off(
     assert done == [b"head a", word]
 
 
-@pytest.mark.usefixtures("gathered")
 async def test_what_waits_for_a_client_that_has_left_is_dropped() -> None:
     wire, outbox, done = streaming()
     wire.write_now(b"a")
@@ -360,7 +358,6 @@ async def test_what_waits_for_a_client_that_has_left_is_dropped() -> None:
     assert done == ["close"]
 
 
-@pytest.mark.usefixtures("gathered")
 async def test_a_client_that_takes_nothing_more_is_given_nothing_more() -> None:
     wire, _, done = streaming()
     assert wire.write_now(b"a")
@@ -369,3 +366,17 @@ async def test_a_client_that_takes_nothing_more_is_given_nothing_more() -> None:
     assert not wire.write_now(b"b")
     await asyncio.sleep(0)
     assert done == [b"head a"]
+
+
+async def test_events_leave_one_by_one_until_many_come_and_large_parts_are_no_events() -> None:
+    wire, outbox, done = streaming()
+    outbox.pace.is_batching = False
+    large = b"x" * (LARGE_PART_BYTES + 1)
+    for _ in range(SAMPLE_EVENTS - 1):
+        wire.write_now(b"a")
+        wire.write_now(large)
+    assert len(done) == 2 * (SAMPLE_EVENTS - 1)
+    wire.write_now(b"last")
+    assert len(done) == 2 * (SAMPLE_EVENTS - 1)
+    await asyncio.sleep(0)
+    assert done[-1] == b"last"
